@@ -1,4 +1,4 @@
-// The Mamba-2 recurrence: neighbouring threads share a channel and hold its state from the first
+// The recurrence of Mamba-1 and Mamba-2: neighbouring threads share a channel and hold its state from the first
 // token to the last.
 #include "lib/batch.cuh"
 #include "lib/gate.cuh"
@@ -9,7 +9,8 @@ static constexpr unsigned SSM_HELD = 16;
 
 KERNEL(ssm_scan)(const float* x, const float* dt, const float* dt_bias, const float* a, const float* b, const float* c,
     const float* d, const unsigned* batch, float* state, float* y, unsigned max_tokens, unsigned n_rows, unsigned n_head,
-    unsigned n_group, unsigned d_head, unsigned d_state, unsigned lanes) {
+    unsigned n_group, unsigned d_head, unsigned d_state, unsigned lanes,
+    unsigned n_rates) {
     const Batch facts{batch, max_tokens};
     const unsigned seq = block_index().y, n = n_head * d_head;
     if (seq >= facts.seqs()) return;
@@ -24,7 +25,8 @@ KERNEL(ssm_scan)(const float* x, const float* dt, const float* dt_bias, const fl
     float held[SSM_HELD];
 #pragma unroll
     for (unsigned r = 0; r < SSM_HELD; r++) held[r] = near + lanes * r < d_state ? own[near + lanes * r] : 0.0f;
-    const float rate = a[h], offset = dt_bias[h], skip = d[h];
+    const float* rates = a + size_t(h) * n_rates;
+    const float rate = rates[0], offset = dt_bias[h], skip = d[h];
     const unsigned n_tokens = real_tokens(batch, n_rows);
     for (unsigned t = 0; t < n_tokens; t++) {
         if (facts.seq(t) != seq) continue;
@@ -39,7 +41,8 @@ KERNEL(ssm_scan)(const float* x, const float* dt, const float* dt_bias, const fl
         for (unsigned r = 0; r < SSM_HELD; r++) {
             const unsigned i = near + lanes * r;
             if (i < d_state) {
-                const float before = begins ? 0.0f : factor * held[r];
+                const float decay = n_rates > 1 ? expf(step * rates[i]) : factor;
+                const float before = begins ? 0.0f : decay * held[r];
                 held[r] = fmaf(step * value, b[from + i], before);
                 sum = fmaf(held[r], c[from + i], sum);
             }

@@ -108,7 +108,7 @@ def models(weights):
     # embeddings. With this seed, a KV cache in F16 instead of F32 changes llama.cpp's logits less than with others.
     shared = [sliding, full, sliding, full, sliding, full]
     n_ff = [16, 16, 32, 16, 32, 32]
-    yield "gemma4-shared", Gemma4(weights(72), shared, n_ff, n_shared=2, k_as_v=(3,), n_per_layer=16)
+    yield "gemma4-shared", Gemma4(weights(72, step=1), shared, n_ff, n_shared=2, k_as_v=(3,), n_per_layer=16)
     # Like the 26B-A4B model: layers have experts and a dense block. Like the 31B model: each layer
     # has its own KV cache, and global layers use the keys as values. Not rounded: the test
     # `experts_are_exchanged_whole` needs a router that makes many exchanges, and nine rounded models have too few.

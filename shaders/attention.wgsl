@@ -31,7 +31,7 @@ struct Params {
     v_words: u32,
     n_spans: u32,
     span: u32,
-    // Sliding window; 0 for all positions.
+    // 0 for all positions; with the highest bit, the length of chunks; otherwise of a sliding window.
     window: u32,
     has_slopes: u32,
     scale: f32,
@@ -50,6 +50,7 @@ var<workgroup> facts: vec4<u32>;
 {{include k}}
 {{include v}}
 {{include dot}}
+{{include window}}
 
 fn cache_row(seq: u32, pos: u32) -> u32 {
     let tables = p.at_batch + 4u + 5u * p.max_tokens + p.max_seqs;
@@ -73,7 +74,7 @@ fn main(
         if (t < min(batch[p.at_batch], p.n_rows)) {
             let pos = batch[p.at_batch + 4u + 2u * p.max_tokens + t];
             var first = at_span * p.span;
-            if (p.window != 0u && pos + 1u > p.window) { first = max(first, pos + 1u - p.window); }
+            first = max(first, first_seen(pos, p.window));
             let end = min(pos + 1u, (at_span + 1u) * p.span);
             found = vec4<u32>(batch[p.at_batch + 4u + p.max_tokens + t], first, end, pos);
         }

@@ -21,6 +21,8 @@ struct Params {
 }
 var<immediate> p: Params;
 
+{{include window}}
+
 @compute @workgroup_size({{ROW}})
 fn main(
     @builtin(workgroup_id) group: vec3<u32>,
@@ -34,8 +36,7 @@ fn main(
         return;
     }
     let pos = batch[p.at_batch + 4u + 2u * p.max_tokens + t];
-    var first = 0u;
-    if (p.window != 0u && pos + 1u > p.window) { first = pos + 1u - p.window; }
+    let first = first_seen(pos, p.window);
     let from_part = p.at_parts + at * p.n_spans * (p.d_value + 2u);
     let from_span = first / p.span;
     let last_span = pos / p.span;

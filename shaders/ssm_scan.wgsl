@@ -1,4 +1,4 @@
-// The Mamba-2 recurrence. NEAR neighbouring invocations share a channel of a sequence, and hold HELD values of its state
+// The recurrence of Mamba-1 and Mamba-2. NEAR neighbouring invocations share a channel of a sequence, and hold HELD values of its state
 // each, from the first token to the last.
 
 @group(0) @binding(0) var<storage, read> x: array<f32>;
@@ -29,6 +29,7 @@ struct Params {
     n_group: u32,
     d_head: u32,
     d_state: u32,
+    n_rates: u32,
 }
 var<immediate> p: Params;
 
@@ -77,11 +78,14 @@ fn main(
         let value = x[p.at_x + t * n + channel];
         if (mine) {
             let step = softplus_of(dt[p.at_dt + t * p.n_head + h] + dt_bias[p.at_dt_bias + h]);
-            let factor = select(exp(step * a[p.at_a + h]), 0.0, batch_pos(t) == 0u);
+            let rates = p.at_a + h * p.n_rates;
+            let begins = batch_pos(t) == 0u;
+            var factor = select(exp(step * a[rates]), 0.0, begins);
             let from_group = (t * p.n_group + group) * p.d_state;
             for (var r = 0u; r < {{HELD}}u; r++) {
                 let i = near + NEAR * r;
                 if (i < p.d_state) {
+                    if (p.n_rates > 1u) { factor = select(exp(step * a[rates + i]), 0.0, begins); }
                     held[r] = factor * held[r] + step * value * b[p.at_b + from_group + i];
                     sum += held[r] * c[p.at_c + from_group + i];
                 }

@@ -364,7 +364,7 @@ fn invalid_rope_keys_are_rejected() {
 
 #[test]
 fn unsupported_architectures_are_rejected() {
-    for name in ["mamba", "", "LLAMA", "llama\n\u{1b}[31m"] {
+    for name in ["rwkv6", "", "LLAMA", "llama\n\u{1b}[31m"] {
         let maker = Model::new().key("general.architecture", name);
         maker.fails(&["is not supported", "supported architectures: llama, bamboo", "20 tensors"]);
     }

@@ -58,7 +58,8 @@ fn vocabulary(name: &str) -> Option<PathBuf> {
 fn version_and_help_go_to_standard_output() {
     let version = thermocline(&["--version"]);
     assert!(version.status.success());
-    assert!(stdout(&version).starts_with("thermocline "));
+    let text = stdout(&version);
+    assert!(text.starts_with("thermocline ") && text.contains("\nbackends: cpu"), "{text}");
     for args in [&["--help"][..], &["-m", "x", "-h"], &["bench", "--help"], &["help", "info"]] {
         let help = thermocline(args);
         assert!(help.status.success(), "{args:?}");

@@ -11,7 +11,7 @@ use thermocline::tokenizer::{Tokenizer, Vocab};
 use thermocline::{devices, embedded};
 
 use crate::support::largest_difference;
-use crate::support::packed::unpack;
+use crate::support::packed::{unpack, unpack_planes};
 
 fn reference(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("assets/reference").join(name)
@@ -55,20 +55,15 @@ impl BuiltIn {
     }
 }
 
-/// The values of a gzipped little-endian F32 `.npy` file.
-fn npy(name: &str) -> Vec<f32> {
-    let bytes = unpack(&reference(name));
-    assert_eq!(&bytes[..6], b"\x93NUMPY");
-    let header = u16::from_le_bytes([bytes[8], bytes[9]]) as usize;
-    let text = std::str::from_utf8(&bytes[10..10 + header]).unwrap();
-    assert!(text.contains("'<f4'") && text.contains("'fortran_order': False"), "{text}");
-    let floats = bytes[10 + header..].chunks_exact(4);
-    floats.map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
+/// PyTorch's logits: multiples of 1/1024 as I16, the low bytes first, then the high bytes.
+fn expected_logits() -> Vec<f32> {
+    let bytes = unpack_planes(&reference("logits.planes.gz"), 2);
+    bytes.as_chunks().0.iter().map(|&pair| f32::from(i16::from_le_bytes(pair)) / 1024.0).collect()
 }
 
 #[test]
 fn logits_match_pytorch() {
-    let expected = npy("logits.npy.gz");
+    let expected = expected_logits();
     let prompts = json("reference.json")["logits"]["input_ids"].clone();
     for sparsity in [Sparsity::Exact, Sparsity::Off] {
         let mut subject = BuiltIn::new(sparsity);
@@ -142,7 +137,7 @@ fn perplexity_and_density_match_pytorch() {
     assert!((perplexity / expected - 1.0).abs() < 0.005, "{perplexity} against {expected}");
     // The file has how often each neuron fired, `[n_layer, n_ff]` in U32. A neuron whose gate is 0
     // except for rounding may count differently.
-    let counts = std::fs::read(reference("activation_counts.npy")).unwrap();
+    let counts = unpack(&reference("activation_counts.npy.gz"));
     let counts = counts[counts.len() - 4 * 4 * 1280..].chunks_exact(4);
     let fired: f64 = counts.map(|b| f64::from(u32::from_le_bytes([b[0], b[1], b[2], b[3]]))).sum();
     let density = neurons.active / neurons.neurons;

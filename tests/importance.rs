@@ -77,11 +77,21 @@ fn the_sums_are_those_of_llama_imatrix() {
     assert!(same[0] == same[1] && same[1] == same[2]);
 }
 
-/// Tensors with several rows that are not multiplied with an input by columns: filters, PowerInfer's
-/// transposed down and its predictors, and the matrices of absorbed latent attention, which are
-/// joined to one matrix at load.
-const WITHOUT_INPUT: [&str; 7] =
-    ["conv1d", "shortconv.conv", "ffn_down_t", "fc1", "fc2", "attn_k_b", "attn_v_b"];
+/// Tensors with several rows that are not multiplied with an input by columns: filters, RWKV's token
+/// shifts and two matrices that its first layer does not use, PowerInfer's transposed down and its
+/// predictors, and the matrices of absorbed latent attention, which are joined at load.
+const WITHOUT_INPUT: [&str; 10] = [
+    "conv1d",
+    "shortconv.conv",
+    "lerp",
+    "blk.0.time_mix_v1",
+    "blk.0.time_mix_v2",
+    "ffn_down_t",
+    "fc1",
+    "fc2",
+    "attn_k_b",
+    "attn_v_b",
+];
 
 #[test]
 fn every_matrix_of_every_family_has_an_entry() {

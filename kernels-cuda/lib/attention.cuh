@@ -87,7 +87,11 @@ DEVICE float capped(float score, float softcap) {
 }
 
 /// The first position that a token at `pos` attends to.
-DEVICE unsigned first_seen(unsigned pos, unsigned window) { return window != 0 && pos + 1 > window ? pos + 1 - window : 0; }
+DEVICE unsigned first_seen(unsigned pos, unsigned window) {
+    const unsigned len = window & 0x7fffffffu;
+    if (window != len) return pos / len * len;
+    return len != 0 && pos + 1 > len ? pos + 1 - len : 0;
+}
 
 /// The first chunk of a span at or after the chunk of position `first`. Chunks are dealt to spans
 /// round robin, so that spans do equal work for every sequence length.

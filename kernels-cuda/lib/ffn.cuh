@@ -40,6 +40,10 @@ DEVICE float activate(const FfnRule& rule, float x) {
         case 2: return x * sigmoid(x);
         case 3: return 0.5f * x * (1.0f + tanhf(0.7978845608f * x * fmaf(0.044715f * x, x, 1.0f)));
         case 4: return 0.5f * x * (1.0f + error_function(x * 0.7071067812f));
+        case 7: {
+            const float silu = x * sigmoid(x);
+            return silu > rule.cap ? rule.cap : silu;
+        }
         default: {
             const float capped = x > rule.cap ? rule.cap : x;
             return capped * sigmoid(rule.alpha * capped);
@@ -51,7 +55,10 @@ DEVICE float neuron(const FfnRule& rule, float test, float up) {
     const float gate = activate(rule, test);
     if (rule.kind == 0) return gate;
     if (rule.kind == 2) return gate * activate(rule, up);
-    if (rule.activation == 5) return gate * (fminf(fmaxf(up, -rule.cap), rule.cap) + 1.0f);
+    if (rule.activation >= 5) {
+        const float clamped = fminf(fmaxf(up, -rule.cap), rule.cap);
+        return gate * (rule.activation == 5 ? clamped + 1.0f : clamped);
+    }
     return gate * up;
 }
 

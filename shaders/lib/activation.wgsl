@@ -21,6 +21,10 @@ fn activate(kind: u32, x: f32, alpha: f32, limit: f32) -> f32 {
             return 0.5 * x * (1.0 + tanh(inner));
         }
         case 4u: { return 0.5 * x * (1.0 + erf(x * 0.7071067812)); }
+        case 7u: {
+            let silu = x * sigmoid(x);
+            return select(silu, limit, silu > limit);
+        }
         default: {
             let capped = select(x, limit, x > limit);
             return capped * sigmoid(alpha * capped);
@@ -34,6 +38,6 @@ fn neuron(kind: u32, activation: u32, test: f32, up: f32, alpha: f32, limit: f32
     let gate = activate(activation, test, alpha, limit);
     if (kind == 0u) { return gate; }
     if (kind == 2u) { return gate * activate(activation, up, alpha, limit); }
-    if (activation == 5u) { return gate * (clamp(up, -limit, limit) + 1.0); }
+    if (activation >= 5u) { return gate * (clamp(up, -limit, limit) + select(0.0, 1.0, activation == 5u)); }
     return gate * up;
 }

@@ -23,7 +23,12 @@ pub(super) fn invalid_value(
         Some(_) | None => None,
     };
     // clap shows an argument as `--name <VALUE>`.
-    let shown = text(ContextKind::InvalidArg)?.split([' ', '=', '[']).next()?;
+    let arg = text(ContextKind::InvalidArg)?;
+    let shown = match arg.split([' ', '=', '[', '<']).next() {
+        // A positional argument has only a name in brackets.
+        None | Some("") => arg.trim_matches(['[', ']', '<', '>', '.']),
+        Some(flag) => flag,
+    };
     let variable = variable(shown, cli, argv);
     if let Some(failure) = Failure::of_clap(error) {
         let failure = failure.clone();

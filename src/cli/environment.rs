@@ -15,6 +15,31 @@ const OTHER_NAMES: [(&str, &str); 4] = [
     ("THERMOCLINE_API_KEY", "LLAMA_API_KEY"),
 ];
 
+/// Variables of ollama and llama.cpp that are not read, the commands that they would affect, and what
+/// to use instead.
+const UNREAD: [(&str, &[&str], &str); 6] = [
+    ("OLLAMA_HOST", &["serve"], "--host HOST --port N sets the address"),
+    ("OLLAMA_NUM_PARALLEL", &["serve"], "-np N sets the number of slots"),
+    ("OLLAMA_CONTEXT_LENGTH", &["serve", "run", "chat"], "-c N sets the context"),
+    (
+        "OLLAMA_KV_CACHE_TYPE",
+        &["serve", "run", "chat"],
+        "-ctk TYPE -ctv TYPE sets the cache's types",
+    ),
+    ("OLLAMA_MODELS", &["pull", "list", "rm"], "HF_HUB_CACHE sets the folder of models"),
+    ("LLAMA_CACHE", &["pull", "list", "rm"], "HF_HUB_CACHE sets the folder of models"),
+];
+
+/// Notes about set variables that are not read.
+pub(super) fn unread(command: &str, env: impl Fn(&str) -> Option<String>) -> Vec<String> {
+    let affecting = UNREAD.iter().filter(|(_, commands, _)| commands.contains(&command));
+    let set = affecting.filter_map(|(name, _, instead)| {
+        let value = env(name).filter(|value| !value.is_empty())?;
+        Some(format!("ignoring {name}={value}: {instead}"))
+    });
+    set.collect()
+}
+
 /// Beginnings of the variables that `command` reads, in order of precedence.
 pub(super) fn prefixes(command: &str) -> &'static [&'static str] {
     if reads_llama(command) { &[OURS, LLAMA] } else { &[OURS] }
@@ -88,6 +113,14 @@ mod tests {
         assert_eq!(variable("serve", "api-key", &["LLAMA_API_KEY"]), "LLAMA_API_KEY");
         let bench = variable("bench", "threads", &["LLAMA_ARG_THREADS"]);
         assert_eq!(bench, "THERMOCLINE_ARG_THREADS", "llama-bench reads no variables");
+    }
+
+    #[test]
+    fn unread_variables_are_noted_where_they_would_matter() {
+        let env = |name: &str| (name == "OLLAMA_HOST").then(|| "0.0.0.0:1".to_owned());
+        let expected = "ignoring OLLAMA_HOST=0.0.0.0:1: --host HOST --port N sets the address";
+        assert_eq!(unread("serve", env), [expected]);
+        assert!(unread("run", env).is_empty());
     }
 
     #[test]

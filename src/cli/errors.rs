@@ -74,9 +74,14 @@ impl From<serve::Error> for Failure {
 fn device(error: &hal::Error) -> Failure {
     use hal::Error as E;
     match error {
-        E::OutOfMemory { .. } => Failure::new(Exit::Memory, "not enough memory")
-            .caused_by(error)
-            .help("use a smaller context (-c) or a model with fewer bits per weight"),
+        E::OutOfMemory { requested, free, .. } => {
+            let help = if requested > free {
+                "use a smaller context (-c) or a model with fewer bits per weight"
+            } else {
+                "a limit of this process is too low, such as the address space (`ulimit -v`)"
+            };
+            Failure::new(Exit::Memory, "not enough memory").caused_by(error).help(help)
+        }
         E::MissingLibrary { hint, .. } => {
             let message = "a backend's library is missing";
             Failure::new(Exit::BackendMissing, message).caused_by(error).help(hint.clone())

@@ -10,13 +10,13 @@ use std::path::{Path, PathBuf};
 /// folder named by the user has no minimum.
 const MIN_CACHED: Bytes = Bytes(64 << 20);
 
-/// The folder that the user names, or `None` for `off`. By default a folder in the user's cache,
+/// The folder that the user names, or `None` for `off`. By default and for `on`, a folder in the user's cache,
 /// or `None` if the system has none.
 pub(crate) fn cache_folder(named: Option<&Path>) -> Option<CacheFolder> {
     match named {
         Some(word) if word == "off" => None,
-        Some(path) => Some(CacheFolder { path: path.to_owned(), least: Bytes(0) }),
-        None => {
+        Some(path) if path != "on" => Some(CacheFolder { path: path.to_owned(), least: Bytes(0) }),
+        Some(_) | None => {
             #[allow(clippy::disallowed_methods)] // only the CLI reads the environment
             let path = user_cache(|name| std::env::var_os(name))?.join("thermocline");
             Some(CacheFolder { path, least: MIN_CACHED })

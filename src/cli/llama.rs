@@ -5,6 +5,7 @@
 //! change the text is rejected, because silently different text is worse than an error. The flags
 //! are listed in [`super::llama_flags`] and [`super::llama_other_flags`].
 
+use super::arity::{self, Arity};
 use super::environment;
 use super::failure::Failure;
 use super::llama_flags::KNOWN;
@@ -14,21 +15,6 @@ use std::ffi::OsStr;
 use std::ops::RangeInclusive;
 
 const ONE_ROW: &str = "all its values have the same effect, so there is one row";
-
-/// How many values a flag takes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Arity {
-    /// No value.
-    Nothing,
-    /// The next word, even if it starts with `-`.
-    One,
-    /// The next two words.
-    Two,
-    /// The next word, and the word after it if that is a number.
-    Scaled,
-    /// The next word if it is a switch value, such as on, off or auto.
-    Maybe,
-}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Treatment {
@@ -96,7 +82,7 @@ pub(super) fn find_unused(command: &OsStr) -> Option<&'static LlamaFlag> {
 /// The table entry of the switch that `flag` turns off: `--no-NAME`.
 pub(super) fn find_negated(flag: &str) -> Option<&'static LlamaFlag> {
     let positive = format!("--{}", flag.strip_prefix("--no-")?);
-    find(&positive).filter(|known| known.takes == Arity::Maybe)
+    find(&positive).filter(|known| known.takes.is_switch())
 }
 
 /// All table entries.
@@ -157,11 +143,13 @@ pub(super) fn judge(
 ) -> Result<(), Failure> {
     let mut hints: Vec<(&str, Vec<String>)> = Vec::new();
     for flag in seen {
-        if flag.known.server && usage.command != "serve" {
+        let refused = matches!(flag.known.verdict, Treatment::Refused(_));
+        if flag.known.server && usage.command != "serve" && !refused {
             let message = format!("{} is a flag of the HTTP server", flag.flag);
             let help = format!("start it with `thermocline serve -m model.gguf {}`", flag.flag);
             return Err(Failure::usage(message).help(help));
         }
+        flag.check_switch()?;
         if flag.is_neutral() {
             continue;
         }
@@ -195,6 +183,19 @@ impl GivenFlag {
             NeutralValue::Number(range) => value.parse().is_ok_and(|v: f32| range.contains(&v)),
             NeutralValue::Word(words) => words.contains(&value),
         }
+    }
+
+    /// Rejects a value that a switch does not have.
+    fn check_switch(&self) -> Result<(), Failure> {
+        let Some(value) = self.value.as_deref().filter(|_| self.known.takes.is_switch()) else {
+            return Ok(());
+        };
+        if arity::is_switch_value(value) {
+            return Ok(());
+        }
+        let preposition = if self.flag.starts_with('-') { "for" } else { "in" };
+        let message = format!("invalid value '{value}' {preposition} {}", self.flag);
+        Err(Failure::usage(message).help("write on, off or auto; a prompt goes after -p"))
     }
 
     /// Whether the value is a list, for which llama-bench prints several rows.

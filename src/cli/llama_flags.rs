@@ -1,10 +1,11 @@
 //! The table of flags for [`super::llama`], one flag per line. [`super::llama_other_flags`] has
 //! those of llama-server, of speculative decoding, and of llama.cpp in 2023.
 
-use super::llama::Arity::{Maybe, Nothing, One, Two};
+use super::arity::Arity;
+use super::arity::Arity::{Maybe, Nothing, One, State, Two};
 use super::llama::NeutralValue::{Never, Number, Word};
 use super::llama::Treatment::{Hint, Refused, RefusedForText, Silent};
-use super::llama::{Arity, LlamaFlag, NeutralValue, Treatment};
+use super::llama::{LlamaFlag, NeutralValue, Treatment};
 
 pub(super) const PLANNED: &str =
     "the planner places layers and neurons within --vram-budget; `thermocline plan` shows where";
@@ -70,7 +71,6 @@ pub(super) static KNOWN: &[LlamaFlag] = &[
     flag(&["--cpu-strict-batch"], One, Hint(SAME_PINNING)).unless(OFF),
     flag(&["--prio-batch"], One, Hint(SAME_PINNING)).unless(OFF),
     flag(&["--poll-batch"], One, Silent),
-    flag(&["-lm", "--load-mode"], One, Hint(PAGE_CACHE)).unless(Word(&["auto", "mmap"])).env("LOAD_MODE"),
     flag(&["-dio", "--direct-io"], Maybe, Hint(PAGE_CACHE)).env("DIO"),
     flag(&["-ndio", "--no-direct-io"], Nothing, Silent),
     flag(&["--check-tensors"], Nothing, Hint("tensor values are not checked before use; NaN logits end the run")),
@@ -85,7 +85,7 @@ pub(super) static KNOWN: &[LlamaFlag] = &[
     flag(&["-ctvd", "--cache-type-v-draft", "--spec-draft-type-v"], One, Hint(NO_DRAFT)).env("CACHE_TYPE_V_DRAFT"),
     flag(&["-hfd", "-hfrd", "--hf-repo-draft", "--spec-draft-hf"], One, Hint(NO_DRAFT)).env("HFD_REPO"),
     // No effect here.
-    flag(&["-fa", "--flash-attn"], Maybe, Silent).env("FLASH_ATTN"),
+    flag(&["-fa", "--flash-attn"], State, Silent).env("FLASH_ATTN"),
     flag(&["--warmup"], Maybe, Silent).env("WARMUP"),
     flag(&["--no-warmup"], Nothing, Silent),
     flag(&["--simple-io"], Nothing, Silent),
@@ -102,7 +102,6 @@ pub(super) static KNOWN: &[LlamaFlag] = &[
     flag(&["-ptc", "--print-token-count"], One, Silent),
     flag(&["-lv", "--verbosity", "--log-verbosity"], One, Silent),
     flag(&["--log-verbose"], Nothing, Silent),
-    flag(&["--log-file"], One, Hint("no log file is written; redirect standard error instead")),
     flag(&["--log-colors"], Maybe, Silent),
     flag(&["--log-prefix"], Maybe, Silent),
     flag(&["--log-timestamps"], Maybe, Silent),

@@ -1,7 +1,7 @@
 //! Flags for [`super::llama`] of llama-server, of speculative decoding, and of llama.cpp and
 //! PowerInfer as they were in 2023. [`super::llama_flags`] has all others.
 
-use super::llama::Arity::{Maybe, Nothing, One, Scaled, Two};
+use super::arity::Arity::{Maybe, Nothing, One, Scaled, Two};
 use super::llama::LlamaFlag;
 use super::llama::NeutralValue::{Number, Word};
 use super::llama::Treatment::{Hint, Refused, Silent};
@@ -10,10 +10,11 @@ use super::llama_flags::{NO_CONTROL, NO_DRAFT, NO_IMAGES, NO_PRESET, OFF, PLANNE
 const NO_FILES: &str =
     "the server has its own page and serves no other files; --no-webui turns it off";
 const NO_TOOLS: &str = "the server runs no tools; clients run the tools that they send";
+const NO_UI_CONFIG: &str = "users change the page's settings in the page itself";
 const ONE_MODEL: &str = "a server runs one model, given with -m";
 const CORS: &str =
     "--cors-origins sets the pages that may use the server, with all methods and headers";
-const NO_LOG_FILE: &str = "no log file is written; redirect standard error instead";
+const NO_LOG_FILE: &str = "--log-file writes one log file";
 const MERGED: &str =
     "adapters are merged when the model is loaded, so their scales cannot change later";
 const NEUTRAL: &[&str] = &["off", "0", "false"];
@@ -37,11 +38,15 @@ pub(super) static SERVER: &[LlamaFlag] = &[
     flag(&["--path"], One, Refused(NO_FILES)).env("STATIC_PATH").server(),
     flag(&["--media-path"], One, Refused(NO_IMAGES)).server(),
     flag(&["--api-prefix"], One, Refused("endpoints have no prefix; a proxy can add one")).unless(Word(&[""])).env("API_PREFIX").server(),
-    flag(&["--ui-config", "--webui-config", "--ui-config-file", "--webui-config-file"], One, Refused("users change the page's settings in the page itself")).server(),
+    flag(&["--ui-config", "--webui-config"], One, Refused(NO_UI_CONFIG)).env("UI_CONFIG").server(),
+    flag(&["--ui-config-file", "--webui-config-file"], One, Refused(NO_UI_CONFIG)).env("UI_CONFIG_FILE").server(),
     flag(&["--ui-mcp-proxy", "--webui-mcp-proxy"], Maybe, Refused(NO_TOOLS)).unless(Word(NEUTRAL)).env("UI_MCP_PROXY").server(),
     flag(&["--prompt-cache-all", "--prompt-cache-ro"], Nothing, Silent).server(),
     flag(&["-p", "--prompt"], One, Hint("each request has its own prompt")).server(),
-    flag(&["--tools", "--tools-runtime", "--mcp-servers-config", "--mcp-servers-json"], One, Refused(NO_TOOLS)).server(),
+    flag(&["--tools"], One, Refused(NO_TOOLS)).env("TOOLS").server(),
+    flag(&["--tools-runtime"], One, Refused(NO_TOOLS)).env("TOOLS_RUNTIME").server(),
+    flag(&["--mcp-servers-config"], One, Refused(NO_TOOLS)).env("MCP_SERVERS_CONFIG").server(),
+    flag(&["--mcp-servers-json"], One, Refused(NO_TOOLS)).env("MCP_SERVERS_JSON").server(),
     flag(&["-ag", "--agent"], Maybe, Refused(NO_TOOLS)).unless(Word(NEUTRAL)).env("AGENT").server(),
     flag(&["-no-ag"], Nothing, Silent).server(),
     flag(&["--models-dir"], One, Refused(ONE_MODEL)).env("MODELS_DIR").server(),
@@ -121,7 +126,8 @@ pub(super) static OLD: &[LlamaFlag] = &[
     flag(&["--log-test", "--log-new", "--log-enable", "--log-append"], Nothing, Silent),
     flag(&["--low-vram"], Nothing, Hint(PLANNED)),
     flag(&["-mmq", "--mul-mat-q", "-nommq", "--no-mul-mat-q"], Nothing, Silent),
-    flag(&["-gqa", "--gqa", "-eps", "--rms-norm-eps", "--n-parts", "--lora-base"], One, Silent),
+    flag(&["-gqa", "--gqa", "-eps", "--rms-norm-eps", "--n-parts"], One, Silent),
+    flag(&["--lora-base"], One, Hint("adapters are merged into the model that is loaded")),
     flag(&["-nl", "--no-penalize-nl"], Nothing, Hint("--repeat-penalty counts line breaks like other tokens; 1 disables it")),
     flag(&["--penalize-nl"], Nothing, Silent),
     flag(&["--random-prompt"], Nothing, Hint("the text begins with the prompt of -p, not with a random word")),

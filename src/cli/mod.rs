@@ -4,9 +4,11 @@
 //! command. Every error is a `failure::Failure` with one of seven exit codes.
 
 mod args;
+mod arity;
 mod clap_errors;
 mod command;
 mod date;
+mod draw_target;
 mod environment;
 mod errors;
 mod failure;
@@ -18,6 +20,7 @@ mod llama;
 mod llama_docs;
 mod llama_flags;
 mod llama_other_flags;
+mod log_file;
 mod models;
 mod observer;
 mod output;
@@ -30,12 +33,14 @@ mod suggest;
 mod svg;
 mod terminal;
 mod texts;
+mod version;
 mod words;
 mod wrap;
 
 use args::{Cli, ColorWhen, Command};
 use clap::{CommandFactory, FromArgMatches};
 use failure::Failure;
+use parse::values;
 use program::Program;
 use std::any::TypeId;
 use std::ffi::OsString;
@@ -55,11 +60,15 @@ pub fn main() -> ExitCode {
                 terminal.report(failure);
                 return ExitCode::from(failure.exit.code());
             }
-            // Failing to print help to a closed pipe is not an error.
-            let _ = error.print();
+            if let (Err(e), false) = (error.print(), error.use_stderr()) {
+                let failure = Failure::stdout(&e);
+                terminal.report(&failure);
+                return ExitCode::from(failure.exit.code());
+            }
             ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2))
         }
         Err(DispatchError::Failed(failure)) => {
+            terminal.release_notes();
             terminal.report(&failure);
             ExitCode::from(failure.exit.code())
         }
@@ -87,6 +96,7 @@ fn run(
 ) -> Result<(), DispatchError> {
     #[allow(clippy::disallowed_methods)] // only the CLI reads the environment
     let env = |name: &str| std::env::var(name).ok();
+    program.check()?;
     let cli = cli();
     let mut words = words::normalise(&cli, program, words)?;
     let name = words.argv.get(1).and_then(|name| name.to_str()).unwrap_or_default().to_owned();
@@ -109,6 +119,16 @@ fn run(
     }
     let common = command.common();
     *terminal = Terminal::new(common.color, common.log_disable, common.verbose);
+    terminal.log_to(common.log_file.as_deref())?;
+    if let Command::Run(args) | Command::Chat(args) = &command
+        && args.json
+    {
+        terminal.hold_notes();
+    }
+    // A model by name is looked up as `pull` does.
+    let by_name = words.argv.iter().any(|word| words::is_flag(word, "hf-repo")).then_some("pull");
+    let unread = [name.as_str()].into_iter().chain(by_name);
+    unread.flat_map(|name| environment::unread(name, env)).for_each(|note| terminal.note(&note));
     let Some((_, given)) = parsed.subcommand() else {
         return Ok(());
     };
@@ -172,6 +192,8 @@ fn one_value(command: &Command) -> Result<(), Failure> {
         ("-ngl", placement.devices.layers().len()),
         ("--no-kv-offload", placement.devices.no_kv_offload.len()),
         ("--placement", placement.devices.placement.len()),
+        ("--main-gpu", values(&placement.devices.main_gpu).len()),
+        ("--n-cpu-moe", values(&placement.devices.n_cpu_moe).len()),
         ("--mmap", placement.mmap.len()),
         ("--cpu-mask", placement.processor.cpu_mask.len()),
     ];
@@ -201,6 +223,7 @@ fn cli() -> clap::Command {
         }
     };
     let cli = Cli::command().infer_long_args(false);
+    let cli = cli.version(version::VERSION.as_str()).long_version(version::LONG_VERSION.as_str());
     let cli = cli.mut_subcommands(complete);
     // Hide the values of switches, because switches accept more spellings than clap lists.
     let is_switch = |arg: &clap::Arg| {

@@ -1,12 +1,17 @@
 //! Prints the runtime's notices, with the flags that affect them, and its progress.
 
 use std::collections::HashSet;
+use std::process;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use hal::Bytes;
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{ProgressBar, ProgressStyle};
 use runtime::{Notice, Observer, RepackNotice, SharedObserver, SparsityNotice, Task};
 
+use super::draw_target::draw_target;
+use super::failure::Exit;
+use super::interrupt::Interrupt;
+use super::progress;
 use super::terminal::Terminal;
 
 /// Minimum size for a progress bar. Smaller models load too fast to read one.
@@ -18,8 +23,8 @@ pub(crate) fn bar(what: &'static str, size: Bytes, terminal: &Terminal) -> Progr
     if !terminal.shows_progress() || size < BAR_FROM {
         return ProgressBar::hidden();
     }
-    let bar = ProgressBar::with_draw_target(Some(size.0), ProgressDrawTarget::stderr());
-    match ProgressStyle::with_template("{prefix} {bar:40} {binary_bytes}/{binary_total_bytes}") {
+    let bar = ProgressBar::with_draw_target(Some(size.0), draw_target());
+    match ProgressStyle::with_template("{prefix} {bar:30} {binary_bytes}/{binary_total_bytes}") {
         Ok(style) => bar.with_style(style).with_prefix(what),
         Err(_) => bar,
     }
@@ -27,6 +32,9 @@ pub(crate) fn bar(what: &'static str, size: Bytes, terminal: &Terminal) -> Progr
 
 struct Printer {
     terminal: Terminal,
+    interrupt: Option<Interrupt>,
+    /// Whether Ctrl-C ends the process while weights are read, merged and loaded.
+    exits: bool,
     bar: Mutex<Option<(Task, ProgressBar)>>,
     /// What was printed: `bench` opens a runtime for each row, with the same notices.
     printed: Mutex<HashSet<String>>,
@@ -34,8 +42,24 @@ struct Printer {
 
 impl Terminal {
     pub(crate) fn observer(&self) -> SharedObserver {
+        self.printer(None, false)
+    }
+
+    /// As [`Terminal::observer`]; Ctrl-C stops repacking.
+    pub(crate) fn stoppable_observer(&self, interrupt: &Interrupt) -> SharedObserver {
+        self.printer(Some(interrupt), false)
+    }
+
+    /// As [`Terminal::stoppable_observer`]; Ctrl-C during loading ends the process, which must not
+    /// have begun any output.
+    pub(crate) fn exiting_observer(&self, interrupt: &Interrupt) -> SharedObserver {
+        self.printer(Some(interrupt), true)
+    }
+
+    fn printer(&self, interrupt: Option<&Interrupt>, exits: bool) -> SharedObserver {
         let (bar, printed) = (Mutex::default(), Mutex::default());
-        Arc::new(Printer { terminal: self.clone(), bar, printed })
+        let interrupt = interrupt.cloned();
+        Arc::new(Printer { terminal: self.clone(), interrupt, exits, bar, printed })
     }
 }
 
@@ -65,6 +89,12 @@ impl Observer for Printer {
             return;
         }
         let what = match task {
+            Task::Tune => {
+                let timer = || progress::timer(&self.terminal, "measuring the memory");
+                shown.get_or_insert_with(|| (task, timer()));
+                return;
+            }
+            Task::Read => "reading",
             Task::Merge => "merging",
             Task::Load => "loading",
             Task::Repack => "repacking",
@@ -72,6 +102,15 @@ impl Observer for Printer {
         let (_, bar) = shown.get_or_insert_with(|| (task, bar(what, total, &self.terminal)));
         bar.set_length(total.0);
         bar.set_position(done.0);
+        // Nothing is written to files while weights are read, merged and loaded.
+        if self.exits && task != Task::Repack && self.is_stopped() {
+            bar.finish_and_clear();
+            process::exit(i32::from(Exit::Interrupted.code()));
+        }
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.interrupt.as_ref().is_some_and(Interrupt::is_set)
     }
 }
 

@@ -223,6 +223,11 @@ pub(crate) fn values<T: Copy>(lists: &[List<T>]) -> Vec<T> {
     lists.iter().flat_map(|List(values)| values.iter().copied()).collect()
 }
 
+/// Parses a list of counts.
+pub(crate) fn counts(text: &str) -> Result<List<u32>, String> {
+    list(text).map(List)
+}
+
 /// Maximum number of values in one list.
 const MAX_LIST: usize = 10_000;
 

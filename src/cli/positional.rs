@@ -133,7 +133,7 @@ fn is_model_file(word: &OsStr) -> bool {
 
 /// Whether a word may be a model's name or path: a text has spaces.
 fn is_model_name(word: &OsStr) -> bool {
-    word.to_str().is_none_or(|word| !word.contains(char::is_whitespace))
+    word.to_str().is_none_or(|word| !word.is_empty() && !word.contains(char::is_whitespace))
 }
 
 /// Rejects a word that is meant as a command: every word without spaces where no model is named,
@@ -176,6 +176,7 @@ mod tests {
             false,
         );
         check(&["run", "llama3", "Hi"], &["run", "--model=llama3", "--prompt=Hi"], false);
+        check(&["run", ""], &["run", "--prompt="], true);
         check(&["run", "Once upon a time"], &["run", "--prompt=Once upon a time"], true);
         check(&["chat", "m.gguf"], &["chat", "--model=m.gguf"], true);
         check(&["-m", "x", "Hello"], &["run", "--model=x", "--prompt=Hello"], false);

@@ -1,5 +1,6 @@
 //! The name the program was started under: as `llama-server` it behaves like llama-server.
 
+use super::failure::Failure;
 use super::words::LeadingWords;
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
@@ -13,9 +14,38 @@ pub(super) enum Program {
     LlamaCli,
     /// llama.cpp's `main` of 2023: raw text unless `-cnv` is given.
     Main,
+    /// A program of llama.cpp without a counterpart here.
+    Unsupported(&'static str),
     /// A program that is one command here, and the flags that its name implies.
     Command(&'static str, &'static [&'static str]),
 }
+
+const EMBED: &str = "`thermocline serve` computes embeddings: POST /v1/embeddings";
+const IMAGES: &str = "images and audio are not supported";
+const SEQUENCES: &str = "`thermocline bench -p N -n N -np 1,2,4` decodes several sequences at once";
+
+/// Other programs of llama.cpp, and what to use instead.
+const UNSUPPORTED: [(&str, &str); 19] = [
+    ("llama-embedding", EMBED),
+    ("llama-retrieval", EMBED),
+    ("llama-mtmd-cli", IMAGES),
+    ("llama-llava-cli", IMAGES),
+    ("llama-qwen2vl-cli", IMAGES),
+    ("llama-minicpmv-cli", IMAGES),
+    ("llama-gemma3-cli", IMAGES),
+    ("llama-tts", "speech is not supported"),
+    ("llama-batched", SEQUENCES),
+    ("llama-batched-bench", SEQUENCES),
+    ("llama-parallel", SEQUENCES),
+    ("llama-speculative", "speculative decoding is not supported; llama-cli gives the same text"),
+    ("llama-lookup", "speculative decoding is not supported; llama-cli gives the same text"),
+    ("llama-lookahead", "speculative decoding is not supported; llama-cli gives the same text"),
+    ("llama-export-lora", "--lora merges adapters when a model is loaded"),
+    ("llama-cvector-generator", "control vectors are not supported"),
+    ("llama-gguf-hash", "`thermocline info` shows what a file contains"),
+    ("llama-gguf", "`thermocline info` shows what a file contains"),
+    ("llama-fit-params", "`thermocline plan` shows what fits"),
+];
 
 impl Program {
     /// The program that `argv[0]` names.
@@ -34,8 +64,21 @@ impl Program {
             "llama-imatrix" | "imatrix" => Self::Command("imatrix", &[]),
             "llama-tokenize" | "tokenize" => Self::Command("tokenize", &[]),
             "llama-gguf-split" | "gguf-split" => Self::Command("split", &[]),
-            _ => Self::Thermocline,
+            name => match UNSUPPORTED.iter().find(|(unsupported, _)| *unsupported == name) {
+                Some((_, instead)) => Self::Unsupported(instead),
+                None => Self::Thermocline,
+            },
         }
+    }
+
+    /// Rejects a program without a counterpart here.
+    ///
+    /// # Errors
+    /// What to use instead.
+    pub(super) fn check(self) -> Result<(), Failure> {
+        let Self::Unsupported(instead) = self else { return Ok(()) };
+        let message = "this program of llama.cpp has no counterpart here";
+        Err(Failure::usage(message).help(instead))
     }
 
     /// The command and its words, which never include a command's name.
@@ -48,7 +91,7 @@ impl Program {
             return Ok(LeadingWords::TopLevel(words));
         }
         match self {
-            Self::Thermocline => Err(words),
+            Self::Thermocline | Self::Unsupported(_) => Err(words),
             Self::LlamaCli => Ok(LeadingWords::Unnamed(words)),
             Self::Main => Ok(LeadingWords::Command("run".to_owned(), words)),
             Self::Command(command, flags) => {
@@ -92,6 +135,8 @@ mod tests {
         check("llama-gguf-split", &["a", "b"], &["split", "a", "b"]);
         check("thermocline", &["bench", "-p", "1"], &["bench", "--n-prompt=1"]);
         check("llama-cli", &["--version"], &["--version"]);
+        let embedding = Program::of_name(Some("llama-embedding".as_ref())).check().unwrap_err();
+        assert!(embedding.help.unwrap().contains("/v1/embeddings"));
         check("llama-bench", &["-h"], &["bench", "-h"]);
     }
 }

@@ -1,5 +1,6 @@
 //! Progress on a terminal, for work that takes more than a second.
 
+use super::draw_target::draw_target;
 use super::terminal::Terminal;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 use std::cell::RefCell;
@@ -15,11 +16,11 @@ const TICK: Duration = Duration::from_millis(200);
 /// Time after which a [`DelayedBar`] appears.
 const DELAY: Duration = Duration::from_millis(700);
 
-const SHARE: &str = "{prefix} {bar:30} {percent:>3} %, {time}  {msg}";
+const SHARE: &str = "{prefix} {bar:20} {percent:>3} %, {time}  {msg}";
 const TIMER: &str = "{prefix}, {time}";
 
 fn counting(unit: &str) -> String {
-    format!("{{prefix}} {{bar:30}} {{pos}}/{{len}} {unit}, {{time}}{{msg}}")
+    format!("{{prefix}} {{bar:20}} {{pos}}/{{len}} {unit}, {{time}}{{msg}}")
 }
 
 /// A bar over units such as `tokens`, with the time that has passed, the time that is left, and a
@@ -69,7 +70,7 @@ impl DelayedBar {
         let later = bar.clone();
         let show = move || {
             if ended.recv_timeout(DELAY) == Err(RecvTimeoutError::Timeout) {
-                later.set_draw_target(ProgressDrawTarget::stderr());
+                later.set_draw_target(draw_target());
                 later.enable_steady_tick(TICK);
             }
         };
@@ -117,7 +118,7 @@ fn shown(terminal: &Terminal, what: &str, range: Range<usize>, template: &str) -
     if !terminal.shows_progress() {
         return ProgressBar::hidden();
     }
-    let bar = styled(ProgressDrawTarget::stderr(), what, range, template);
+    let bar = styled(draw_target(), what, range, template);
     bar.enable_steady_tick(TICK);
     bar
 }

@@ -3,7 +3,7 @@
 use super::failure::Failure;
 use super::foreign::{FOREIGN_COMMANDS, FOREIGN_FLAGS, OTHER_FLAGS, UNSUPPORTED};
 use super::llama;
-use super::words::Table;
+use super::words::{self, Table};
 use clap::Command;
 
 /// Order in which a message lists the commands that have a flag.
@@ -69,11 +69,16 @@ pub(super) fn unknown_flag(cli: &Command, command: &str, flag: &str) -> Failure 
         return failure.help(format!("llama.cpp has this flag, but `{command}` does not"));
     }
     let own = cli.find_subcommand(command).into_iter();
-    let own = own.flat_map(Command::get_arguments).filter_map(clap::Arg::get_long);
-    let own: Vec<String> = own.map(|long| format!("--{long}")).collect();
+    let own = own.flat_map(Command::get_arguments).flat_map(|arg| {
+        let aliases = arg.get_all_aliases().unwrap_or_default();
+        arg.get_long().into_iter().chain(aliases)
+    });
+    let mut own: Vec<String> = own.map(|long| format!("--{long}")).collect();
+    own.extend(words::short_names(|long| own.contains(&format!("--{long}"))));
     let known = if llama::applies_to(command.as_ref()) { llama::names() } else { Vec::new() };
-    let names = own.iter().map(String::as_str).chain(["--version", "--help"]).chain(known);
-    match nearest(&regular, names) {
+    let names = || own.iter().map(String::as_str).chain(["--version", "--help"]);
+    let found = nearest(&regular, names()).or_else(|| begun(&regular, names()));
+    match found.or_else(|| nearest(&regular, known)) {
         Some(name) => failure.help(format!("did you mean {name}?")),
         None => failure.help(format!("see `thermocline {command} --help`")),
     }
@@ -92,6 +97,11 @@ fn owners<'a>(cli: &'a Command, flag: &str) -> Vec<&'a str> {
     let mut owners: Vec<&str> = commands(cli).filter(has).collect();
     owners.sort_by_key(|name| rank(name).unwrap_or(COMMAND_ORDER.len()));
     owners
+}
+
+/// The shortest name that begins with `word`.
+fn begun<'a>(word: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    names.filter(|name| word.len() > 3 && name.starts_with(word)).min_by_key(|name| name.len())
 }
 
 /// The name that needs the fewest edits to become `word`, if they are few.
@@ -177,6 +187,10 @@ mod tests {
             ("quantize", "--control-vector", "llama.cpp has this flag"),
             ("run", "--verion", "did you mean --version?"),
             ("run", "--top_kk", "did you mean --top-k?"),
+            ("run", "--tempreture", "did you mean --temperature?"),
+            ("run", "--n-predct", "did you mean --n-predict?"),
+            ("run", "-nlg", "did you mean -ngl?"),
+            ("run", "--context", "did you mean --context-shift?"),
             ("run", "--no-such-flag", "see `thermocline run --help`"),
             ("run", "--gpulayers", "write -ngl N"),
             ("serve", "--max_model_len", "write -c N"),

@@ -2,11 +2,14 @@
 
 use super::args::ColorWhen;
 use super::failure::Failure;
+use super::log_file::LogFile;
 use super::wrap::wrapped_after;
 use anstream::AutoStream;
 use anstyle::{AnsiColor, Style};
 use std::ffi::OsString;
 use std::io::{self, IsTerminal, Write};
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
 use terminal_size::{Width, terminal_size_of};
 
 const ERROR: Style = AnsiColor::Red.on_default().bold();
@@ -24,6 +27,10 @@ pub(crate) struct Terminal {
     color_stdout: bool,
     color_stderr: bool,
     quiet: bool,
+    /// `--log-file`.
+    log: Option<LogFile>,
+    /// Notes that become a part of a JSON object instead of lines.
+    held: Option<Arc<Mutex<Vec<String>>>>,
     /// How often `-v` was given.
     pub(crate) verbose: u8,
 }
@@ -37,8 +44,19 @@ impl Terminal {
             color_stdout: wants_color(when, io::stdout().is_terminal(), env),
             color_stderr: wants_color(when, io::stderr().is_terminal(), env),
             quiet,
+            log: None,
+            held: None,
             verbose,
         }
+    }
+
+    /// Copies everything that is printed from now on to the file at `path`.
+    ///
+    /// # Errors
+    /// The file cannot be opened.
+    pub(crate) fn log_to(&mut self, path: Option<&Path>) -> Result<(), Failure> {
+        self.log = path.map(LogFile::open).transpose()?;
+        Ok(())
     }
 
     /// Whether the result may be coloured.
@@ -50,6 +68,14 @@ impl Terminal {
         !self.quiet && io::stderr().is_terminal()
     }
 
+    /// Erases the line of the cursor, which may have a progress bar.
+    pub(crate) fn erase_line(&self) {
+        if self.shows_progress() {
+            // Failing to write to a terminal is not worth a message.
+            let _ = AutoStream::always(io::stderr()).write_all(b"\r\x1b[2K");
+        }
+    }
+
     /// A copy that prints only errors.
     pub(crate) fn quiet(&self) -> Self {
         Self { quiet: true, ..self.clone() }
@@ -59,23 +85,63 @@ impl Terminal {
         self.quiet
     }
 
+    /// Holds notes back from now on, for [`Terminal::take_held`].
+    pub(crate) fn hold_notes(&mut self) {
+        self.held = Some(Arc::default());
+    }
+
+    /// The notes since the last call, if notes are held back.
+    pub(crate) fn take_held(&self) -> Vec<String> {
+        let held =
+            self.held.as_ref().map(|held| held.lock().unwrap_or_else(PoisonError::into_inner));
+        held.map(|mut notes| std::mem::take(&mut *notes)).unwrap_or_default()
+    }
+
     /// Prints one `note:` line on standard error; nothing with `--log-disable`.
     pub(crate) fn note(&self, text: &str) {
-        if !self.quiet {
-            self.line(NOTE, "note", text);
+        if self.quiet {
+            return;
+        }
+        match &self.held {
+            Some(held) => held.lock().unwrap_or_else(PoisonError::into_inner).push(text.to_owned()),
+            None => self.line(NOTE, "note", text),
         }
     }
 
     /// Prints a line that the user asked for on standard error, without a label.
     pub(crate) fn print_unlabelled(&self, text: &str) {
+        let text = printable(text);
+        if let Some(log) = &self.log {
+            log.line(&text);
+        }
         // If standard error is closed, the failure cannot be reported anywhere.
-        let _ = writeln!(io::stderr(), "{}", printable(text));
+        let _ = writeln!(io::stderr(), "{}", folded(text, 0, stderr_width()));
+    }
+
+    /// Prints a line of the server's log on standard error.
+    pub(crate) fn print_log(&self, line: &str) {
+        if self.quiet {
+            return;
+        }
+        let line = printable(line);
+        if let Some(log) = &self.log {
+            log.line(&line);
+        }
+        // If standard error is closed, the failure cannot be reported anywhere.
+        let _ = writeln!(io::stderr(), "{line}");
     }
 
     /// Prints a `note:` line with `-v` only.
     pub(crate) fn detail(&self, text: &str) {
         if self.verbose > 0 {
             self.note(text);
+        }
+    }
+
+    /// Prints the notes that were held back, where no JSON object has them.
+    pub(crate) fn release_notes(&self) {
+        for note in self.take_held() {
+            self.line(NOTE, "note", &note);
         }
     }
 
@@ -94,17 +160,24 @@ impl Terminal {
     }
 
     fn line(&self, style: Style, label: &str, text: &str) {
+        if let Some(log) = &self.log {
+            log.line(&format!("{label}: {}", printable(text)));
+        }
         let choice = if self.color_stderr {
             anstream::ColorChoice::Always
         } else {
             anstream::ColorChoice::Never
         };
         let mut stderr = AutoStream::new(io::stderr(), choice);
-        let width = terminal_size_of(io::stderr()).map(|(Width(width), _)| usize::from(width));
-        let text = folded(printable(text), label.len() + 2, width);
+        let text = folded(printable(text), label.len() + 2, stderr_width());
         // If standard error is closed, the failure cannot be reported anywhere.
         let _ = writeln!(stderr, "{style}{label}:{style:#} {text}");
     }
+}
+
+/// The width of the terminal that standard error is; `None` for a file or a pipe.
+fn stderr_width() -> Option<usize> {
+    terminal_size_of(io::stderr()).map(|(Width(width), _)| usize::from(width))
 }
 
 /// Minimum width of the text beside a label. A narrower terminal breaks lines itself.

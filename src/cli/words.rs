@@ -7,8 +7,9 @@
 //! `--long=value`, which is unambiguous for clap. Flags that exist only in llama.cpp are collected
 //! for [`super::llama`], words that are not flags for [`super::positional`].
 
+use super::arity::Arity;
 use super::failure::Failure;
-use super::llama::{self, Arity, GivenFlag, LlamaFlag};
+use super::llama::{self, GivenFlag, LlamaFlag};
 use super::positional::{self, Placed};
 use super::program::Program;
 use super::suggest;
@@ -18,7 +19,8 @@ use std::ffi::{OsStr, OsString};
 
 /// Multi-letter short names of our own flags. Those of llama.cpp's other flags are in
 /// [`super::llama_flags`].
-const MULTI_LETTER: [(&str, &str); 33] = [
+const MULTI_LETTER: [(&str, &str); 34] = [
+    ("-lm", "load-mode"),
     ("-hf", "hf-repo"),
     ("-hfr", "hf-repo"),
     ("-hff", "hf-file"),
@@ -58,25 +60,18 @@ const MULTI_LETTER: [(&str, &str); 33] = [
 const NEGATED: [(&str, &str); 3] =
     [("-nr", "--no-repack"), ("-no-cnv", "--no-conversation"), ("--no-cnv", "--no-conversation")];
 
-/// Words that a switch or `--numa` takes as its value even without `=`.
-const SWITCH_VALUES: [&str; 12] = [
-    "on",
-    "off",
-    "auto",
-    "true",
-    "false",
-    "0",
-    "1",
-    "always",
-    "never",
-    "distribute",
-    "isolate",
-    "numactl",
-];
-
 /// Flags of which only `bench` uses every occurrence. Elsewhere the last one counts.
-const BENCH_LISTS: [&str; 7] =
-    ["backend", "vram-budget", "n-gpu-layers", "no-kv-offload", "mmap", "cpu-mask", "placement"];
+const BENCH_LISTS: [&str; 9] = [
+    "backend",
+    "vram-budget",
+    "n-gpu-layers",
+    "no-kv-offload",
+    "mmap",
+    "cpu-mask",
+    "placement",
+    "main-gpu",
+    "n-cpu-moe",
+];
 
 /// The normalised command line: words for clap, and flags for [`super::llama`].
 #[derive(Debug)]
@@ -129,6 +124,10 @@ pub(super) fn normalise(
         match table.find(&word) {
             FlagMatch::Word => free.push(word),
             FlagMatch::Plain if word == "--usage" => argv.push("--help".into()),
+            FlagMatch::Plain if word == "--version" || word == "-V" => {
+                let argv = vec![OsString::from(cli.get_name()), word];
+                return Ok(Words { argv, seen: Vec::new(), named: true, text: false });
+            }
             FlagMatch::Plain => argv.push(word),
             FlagMatch::Ours(long, takes, given) => {
                 let mut regular = OsString::from(format!("--{long}"));
@@ -172,6 +171,12 @@ fn unused_flag(cli: &Command, command: &OsStr, flag: &str) -> Option<(&'static L
     let arg = of_run.find(|arg| arg.get_long() == Some(&long))?;
     let samples = arg.get_help_heading() == Some("Sampling") || long == "predict";
     samples.then_some((known, takes))
+}
+
+/// Our multi-letter short names of the long flags that are `known`.
+pub(super) fn short_names(known: impl Fn(&str) -> bool) -> Vec<String> {
+    let of_known = MULTI_LETTER.iter().filter(|(_, long)| known(long));
+    of_known.map(|(short, _)| (*short).to_owned()).collect()
 }
 
 /// Whether a normalised word is the flag `--long`, with or without a value.
@@ -270,8 +275,8 @@ impl Table<'_> {
         if let Some((long, takes)) = self.find_own_flag(flag) {
             return FlagMatch::Ours(long, takes, given);
         }
-        if let Some((long, Arity::Maybe)) =
-            flag.strip_prefix("--no-").and_then(|n| self.find_long_flag(n))
+        if let Some((long, takes)) = flag.strip_prefix("--no-").and_then(|n| self.find_long_flag(n))
+            && takes.is_switch()
         {
             return FlagMatch::Ours(long, Arity::Nothing, Some("off".into()));
         }
@@ -322,6 +327,8 @@ fn name_and_arity(arg: &Arg) -> Option<(String, Arity)> {
     let long = arg.get_long()?.to_owned();
     let takes = if long == "lora-scaled" {
         Arity::Scaled
+    } else if long == "color" {
+        Arity::State
     } else if arg.is_require_equals_set() {
         Arity::Maybe
     } else if matches!(arg.get_action(), ArgAction::Set | ArgAction::Append) {
@@ -330,40 +337,6 @@ fn name_and_arity(arg: &Arg) -> Option<(String, Arity)> {
         Arity::Nothing
     };
     Some((long, takes))
-}
-
-impl Arity {
-    /// Removes the flag's value from the words that follow it; `None` if it takes no value or none
-    /// follows.
-    fn take(self, rest: &mut VecDeque<OsString>) -> Option<OsString> {
-        match self {
-            Self::Nothing => None,
-            Self::One => rest.pop_front(),
-            Self::Scaled => {
-                let mut value = rest.pop_front()?;
-                let is_number = |text: &str| text.parse::<f32>().is_ok();
-                let scaled = value.to_str().and_then(|value| value.rsplit_once(':'));
-                let is_scaled = scaled.is_some_and(|(_, scale)| is_number(scale));
-                let next = rest.front().and_then(|next| next.to_str());
-                if !is_scaled && next.is_some_and(is_number) {
-                    value.push(" ");
-                    value.push(rest.pop_front().unwrap_or_default());
-                }
-                Some(value)
-            }
-            Self::Two => {
-                let mut value = rest.pop_front()?;
-                value.push(" ");
-                value.push(rest.pop_front().unwrap_or_default());
-                Some(value)
-            }
-            Self::Maybe => {
-                let next = rest.front()?.to_str()?;
-                let is_value = next.split(',').all(|v| SWITCH_VALUES.contains(&v));
-                if is_value { rest.pop_front() } else { None }
-            }
-        }
-    }
 }
 
 #[cfg(test)]

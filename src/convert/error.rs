@@ -184,7 +184,7 @@ pub enum Error {
         what: String,
     },
     /// An unsupported target type.
-    #[error("tensors cannot be quantised to `{found}`")]
+    #[error("unknown quantisation type `{found}`")]
     Target {
         /// The requested type.
         found: String,

@@ -39,6 +39,8 @@ pub struct Conversion {
 /// Result of a conversion.
 #[derive(Clone, Debug)]
 pub struct Summary {
+    /// Architecture and type of most weights, such as `llama, F16`; empty for copied tensors.
+    pub what: String,
     /// Tensors in the file.
     pub n_tensors: usize,
     /// Bytes of the file.
@@ -117,7 +119,8 @@ impl Conversion {
             writer.set("powerinfer.sparse_threshold", threshold)?;
         }
         let size = write::write(writer, &outputs, &self.output, progress)?;
-        Ok(Summary { n_tensors: outputs.len(), size, notes })
+        let what = format!("{}, {}", family.arch, type_of_largest(&outputs));
+        Ok(Summary { what, n_tensors: outputs.len(), size, notes })
     }
 
     /// All files of the folders that a conversion may read.
@@ -177,14 +180,19 @@ impl Conversion {
         let folder = || path.file_name().map(|name| name.to_string_lossy().into_owned());
         let name = self.name.clone().or(own).or_else(folder);
         writer.set("general.name", name.unwrap_or_else(|| arch.to_owned()))?;
-        let largest = outputs.iter().max_by_key(|output| output.n_rows() * output.row_bytes());
-        let ty = largest.map_or(TensorType::F32, |output| output.ty);
+        let ty = type_of_largest(outputs);
         writer.set("general.file_type", file_type(ty))?;
         if ty.format().is_some_and(|format| format.quants().is_some()) {
             writer.set("general.quantization_version", 2_u32)?;
         }
         Ok(())
     }
+}
+
+/// The type of the largest tensor.
+fn type_of_largest(outputs: &[Output]) -> TensorType {
+    let largest = outputs.iter().max_by_key(|output| output.n_rows() * output.row_bytes());
+    largest.map_or(TensorType::F32, |output| output.ty)
 }
 
 /// llama.cpp's number for "mostly this type", for the types that conversion supports.

@@ -151,7 +151,7 @@ impl Parts<'_> {
             part.publish()?;
         }
         let paths = (0..count).map(path).collect();
-        Ok((paths, Summary { n_tensors, size, notes: Vec::new() }))
+        Ok((paths, Summary { what: String::new(), n_tensors, size, notes: Vec::new() }))
     }
 }
 
@@ -174,7 +174,7 @@ pub fn merge(
     let tensors: Vec<&TensorInfo> = file.tensors().iter().collect();
     let outputs = copies(&file, &tensors)?;
     let size = write::write(writer, &outputs, output, progress)?;
-    Ok(Summary { n_tensors: outputs.len(), size, notes: Vec::new() })
+    Ok(Summary { what: String::new(), n_tensors: outputs.len(), size, notes: Vec::new() })
 }
 
 fn copies(file: &File, tensors: &[&TensorInfo]) -> Result<Vec<Output>, Error> {

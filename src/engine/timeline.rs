@@ -5,13 +5,14 @@
 //! are.
 
 use std::fmt;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use hal::{Clock, Program, Queue, Run, Times};
 
 use placement::{CPU, DeviceIndex};
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// Number of steps at the beginning that are timed without a tracer, so that a short generation has
 /// wait times too.
@@ -137,8 +138,24 @@ impl Timeline {
     }
 
     /// Starts a program on a queue, timed if the step is timed.
-    pub(crate) fn replay(&self, queue: &mut Queue, program: &Program) -> Result<Run> {
-        Ok(if self.timed { queue.replay_timed(program)? } else { queue.replay(program)? })
+    ///
+    /// # Errors
+    /// [`Error::Interrupted`] if `interrupt` ended the program, and errors of the device.
+    pub(crate) fn replay(
+        &self,
+        queue: &mut Queue,
+        program: &Program,
+        interrupt: &AtomicBool,
+    ) -> Result<Run> {
+        let run = if self.timed {
+            queue.replay_timed(program)
+        } else {
+            queue.replay_cancellable(program, interrupt)
+        };
+        match run {
+            Err(hal::Error::Cancelled) => Err(Error::Interrupted),
+            run => Ok(run?),
+        }
     }
 
     /// The current time, if the step is timed.

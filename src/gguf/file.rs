@@ -100,6 +100,15 @@ impl File {
         File::from_backing(Backing::Owned(bytes), name)
     }
 
+    /// Opens the bytes of the file at `path`, which were read into memory.
+    ///
+    /// # Errors
+    /// As [`File::from_vec`].
+    pub fn from_bytes_of(path: &Path, bytes: Vec<u8>) -> Result<File, Error> {
+        let file = File::from_vec(bytes, &path.display().to_string())?;
+        Ok(File { paths: vec![path.to_owned()], ..file })
+    }
+
     fn from_backing(backing: Backing, name: &str) -> Result<File, Error> {
         let part = FilePart::new(name, backing)?;
         if let Some(split) = Split::read(&part.header.metadata)? {

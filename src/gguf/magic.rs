@@ -58,11 +58,19 @@ const BEGINNINGS: &[(&[u8], &str)] = &[
     (b"<html", "a web page; the download did not return the file itself"),
 ];
 
+/// What a file of another kind is and what to do, such as a Git LFS pointer or a web page; `None` if
+/// it has no known beginning.
+#[must_use]
+pub fn known_kind(bytes: &[u8]) -> Option<&'static str> {
+    let known = BEGINNINGS.iter().find(|(beginning, _)| bytes.starts_with(beginning));
+    known.map(|(_, name)| *name)
+}
+
 /// Describes a file that is not a container.
 pub(super) fn describe(bytes: &[u8]) -> String {
     let head = &bytes[..bytes.len().min(64)];
-    if let Some((_, name)) = BEGINNINGS.iter().find(|(beginning, _)| head.starts_with(beginning)) {
-        return (*name).to_owned();
+    if let Some(name) = known_kind(head) {
+        return name.to_owned();
     }
     if head.len() > 8 && head[8] == b'{' && head[4..8] == [0; 4] {
         return "a safetensors file; convert the model to GGUF".to_owned();

@@ -46,7 +46,7 @@ pub use bytes::Bytes;
 pub use disk::free_bytes;
 pub use error::{Error, Problem};
 pub use file::File;
-pub use magic::Container;
+pub use magic::{Container, known_kind};
 pub use metadata::Metadata;
 pub use sum::Hash;
 pub use tensor::TensorInfo;

@@ -5,11 +5,13 @@
 
 use std::{
     collections::HashSet,
+    ffi::OsStr,
     fs,
     io::{self, Read, Write},
     mem,
     path::{Path, PathBuf},
     process,
+    time::Duration,
 };
 
 use super::{
@@ -24,6 +26,8 @@ use super::{
 const VERSION: u32 = 3;
 /// Temporary names to try; each existing one is a leftover of a killed process.
 const MAX_ATTEMPTS: u32 = 1000;
+/// A process that is still writing updates its file more often than this.
+const ABANDONED: Duration = Duration::from_secs(15 * 60);
 /// Used instead of a file name in errors of a container in memory.
 const UNNAMED: &str = "new container";
 
@@ -334,6 +338,7 @@ impl PartFile {
         let Some(name) = target.file_name() else {
             return Err(io_error(io::Error::new(io::ErrorKind::InvalidInput, "no file name")));
         };
+        drop_abandoned(target, name);
         let mut attempt = 0;
         loop {
             let mut temporary = std::ffi::OsString::from(format!("{}-{attempt}.", process::id()));
@@ -368,6 +373,29 @@ impl PartFile {
         self.file.flush().map_err(io_error)?;
         self.file.get_ref().sync_all().map_err(io_error)?;
         Ok(self.place)
+    }
+}
+
+/// Removes temporary files of `target` that killed processes left: a file counts as abandoned if it
+/// has not been written for [`ABANDONED`].
+fn drop_abandoned(target: &Path, name: &OsStr) {
+    let folder =
+        target.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let Ok(entries) = fs::read_dir(folder) else { return };
+    let name = name.to_string_lossy();
+    let is_temporary = |file: &str| {
+        let numbers = file.strip_suffix(".part").and_then(|file| file.strip_suffix(&*name));
+        let numbers = numbers.and_then(|file| file.strip_suffix('.')?.split_once('-'));
+        numbers.is_some_and(|(id, n)| id.parse::<u32>().is_ok() && n.parse::<u32>().is_ok())
+    };
+    for entry in
+        entries.flatten().filter(|entry| is_temporary(&entry.file_name().to_string_lossy()))
+    {
+        let age = entry.metadata().and_then(|file| file.modified()).map(|time| time.elapsed());
+        if matches!(age, Ok(Ok(age)) if age > ABANDONED) {
+            // A leftover only costs disk space, so a failure is ignored.
+            let _ = fs::remove_file(entry.path());
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use hal::HostRows;
-use hal::op::GateActivation;
+use hal::op::{GateActivation, Window};
 
 use super::layer::{MapOperand, try_map_maybe};
 use super::{Affine, RopeTable};
@@ -21,8 +21,8 @@ pub struct AttentionSizes {
     pub d_value: usize,
     /// Number of values per head that RoPE is applied to.
     pub n_rot: usize,
-    /// Size of the sliding window; `None` for global attention.
-    pub window: Option<usize>,
+    /// The positions that a token attends to; `None` for global attention.
+    pub window: Option<Window>,
     /// Factor on the scores.
     pub scale: f32,
     /// Soft cap of the scores; 0 for none.

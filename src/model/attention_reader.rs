@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use hal::HostRows;
+use hal::op::Window;
 
 use super::attention::{Attention, AttentionSizes, HeadNorm, Kv, Latent, LowRank, OutputGate};
 use super::layers::{LayerReader, Layers};
@@ -118,7 +119,7 @@ impl LayerReader<'_> {
         Ok(Some(alibi_slopes(most, n_head)))
     }
 
-    fn rope(&self, window: Option<usize>) -> Option<Arc<RopeTable>> {
+    fn rope(&self, window: Option<Window>) -> Option<Arc<RopeTable>> {
         let Layers { spec, heads, ropes, .. } = self.layers;
         let rotates = match spec.rotary {
             RotaryLayers::All => true,

@@ -37,6 +37,9 @@ impl Experts {
     }
 }
 
+/// Maximum number of experts whose input is scaled.
+const MAX_SCALED: usize = 1024;
+
 /// What the file says about the experts of all its layers.
 pub(super) struct ExpertKeys {
     n: usize,
@@ -47,6 +50,8 @@ pub(super) struct ExpertKeys {
     scoring: Scoring,
     renormalise: bool,
     scale: f32,
+    /// Whether the outputs of experts and shared expert are averaged.
+    averages: bool,
 }
 
 impl ExpertKeys {
@@ -59,10 +64,15 @@ impl ExpertKeys {
     ) -> Result<Option<ExpertKeys>, Error> {
         let Some(n) = keys.positive("expert_count")? else { return Ok(None) };
         let n_used = keys.need("expert_used_count", "the number of experts per token")?;
-        if n_used > n {
-            return Err(keys.wrong_key("expert_used_count", format!("at most {n}"), n_used));
-        }
         let routing = spec.routing;
+        // The reader makes a square matrix of this size.
+        if routing.scales_input && n > MAX_SCALED {
+            return Err(keys.wrong_key("expert_count", format!("at most {MAX_SCALED}"), n));
+        }
+        let most = if routing.scales_input { 1 } else { n };
+        if n_used > most {
+            return Err(keys.wrong_key("expert_used_count", format!("at most {most}"), n_used));
+        }
         let scoring = if routing.keys.scoring() {
             match keys.metadata.u32(&keys.name("expert_gating_func"))? {
                 None | Some(0) => routing.scoring,
@@ -86,6 +96,7 @@ impl ExpertKeys {
             n_groups: n_groups(keys, n, n_used)?,
             scoring,
             renormalise: norm.unwrap_or(routing.renormalise),
+            averages: routing.averages,
             scale: match keys.non_negative("expert_weights_scale", 1.0)? {
                 // Some files state 0 when there is no scale.
                 0.0 => 1.0,
@@ -100,9 +111,11 @@ impl ExpertKeys {
         &self,
         keys: &Keys<'_>,
         index: usize,
+        has_shared: bool,
         n_rows: impl FnOnce() -> Result<usize, Error>,
     ) -> Result<Experts, Error> {
-        let &ExpertKeys { n, n_used, n_groups, scoring, renormalise, scale, .. } = self;
+        let &ExpertKeys { n, n_used, n_groups, scoring, renormalise, averages, .. } = self;
+        let scale = if averages && has_shared { 0.5 * self.scale } else { self.scale };
         let n_ff = match self.n_ff[index] {
             0 => n_rows()?,
             n_ff => n_ff,

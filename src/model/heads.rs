@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use hal::op::Pairing;
+use hal::op::{Pairing, Window};
 
 use super::attention::{AttentionSizes, Temperature};
 use super::hyper::{self, Keys};
@@ -31,7 +31,7 @@ pub(super) struct Heads {
     n_head_kv: Vec<usize>,
     windowed: Vec<bool>,
     /// Size of the sliding window in tokens; `None` if no layer has a window.
-    pub(super) window: Option<usize>,
+    pub(super) window: Option<Window>,
     /// Head sizes in layers with global attention.
     global: HeadSizes,
     /// Head sizes in layers with a sliding window.
@@ -97,9 +97,20 @@ impl ScoreScale {
         match self {
             ScoreScale::PerRootHeadSize => None,
             ScoreScale::PerHeadSize => Some((d_head as f32).recip()),
-            ScoreScale::Number(scale) => Some(scale),
+            ScoreScale::Number(scale) | ScoreScale::OutputKey(scale) => Some(scale),
         }
     }
+}
+
+/// The factor on the scores that the file states; 0 without one.
+fn scale(keys: &Keys<'_>, spec: &ArchSpec) -> Result<f32, Error> {
+    let key = match spec.attn_scale {
+        ScoreScale::OutputKey(_) => "attention.output_scale",
+        ScoreScale::PerRootHeadSize | ScoreScale::PerHeadSize | ScoreScale::Number(_) => {
+            "attention.scale"
+        }
+    };
+    keys.non_negative(key, 0.0)
 }
 
 /// Limit of the values of queries, keys and values; `None` without a limit.
@@ -111,13 +122,15 @@ fn clamp(keys: &Keys<'_>, spec: &ArchSpec) -> Result<Option<f32>, Error> {
 }
 
 /// The sliding window of the layers that have one, in tokens.
-fn window(keys: &Keys<'_>, spec: &ArchSpec) -> Result<Option<usize>, Error> {
+fn window(keys: &Keys<'_>, spec: &ArchSpec) -> Result<Option<Window>, Error> {
     const KEY: &str = "attention.sliding_window";
     match keys.metadata.u32(&keys.name(KEY)) {
         _ if !spec.windows => Ok(None),
         // Some files state 0 when there is no window.
         Ok(Some(0)) => Ok(None),
-        _ => Ok(keys.count(KEY)?.or(spec.window)),
+        // Files of Llama 4 do not state the length of a chunk.
+        _ if spec.chunk.is_some() => Ok(spec.chunk.map(Window::Chunk)),
+        _ => Ok(keys.count(KEY)?.or(spec.window).map(Window::Sliding)),
     }
 }
 
@@ -163,6 +176,12 @@ impl Heads {
             }
         })?;
         let local = HeadSizes::read(keys, spec.kv, "_swa", || Ok(global))?;
+        let global = if spec.half_rotary {
+            // The numbers of values stay even.
+            HeadSizes { n_rot: global.n_rot / 4 * 2, ..global }
+        } else {
+            global
+        };
         let d_latent = match spec.kv {
             KvKind::Direct => 0,
             KvKind::Latent if n_head_kv != n_head => {
@@ -188,7 +207,7 @@ impl Heads {
             local,
             n_own_kv: n_own_kv(keys, n_layer)?,
             d_latent,
-            scale: match keys.non_negative("attention.scale", 0.0)? {
+            scale: match scale(keys, spec)? {
                 0.0 if spec.width_scaled == Some(n_layer) => {
                     Some((n_embd as f32 / most as f32).sqrt().recip())
                 }
@@ -208,7 +227,7 @@ impl Heads {
     }
 
     /// The sliding window of layer `index`, in tokens; `None` for global attention.
-    fn window(&self, index: usize) -> Option<usize> {
+    fn window(&self, index: usize) -> Option<Window> {
         self.window.filter(|_| self.windowed[index])
     }
 
@@ -300,7 +319,11 @@ impl Ropes {
     ) -> Result<Ropes, Error> {
         let Heads { global, local, .. } = heads;
         let factors = |tensor: &str| {
-            let list = reader.optional_floats(tensor, global.n_rot / 2)?;
+            let n = global.n_rot / 2;
+            // The file has factors for the values of the other layers too; the first ones count.
+            let n_listed = if spec.half_rotary { local.n_rot / 2 } else { n };
+            let mut list = reader.optional_floats(tensor, n_listed)?;
+            list.iter_mut().for_each(|list| list.truncate(n));
             match list.iter().flatten().find(|&&factor| !is_positive(factor)) {
                 Some(wrong) => Err(Error::Values {
                     file: keys.file.to_owned(),

@@ -144,6 +144,26 @@ impl Keys<'_> {
         }
     }
 
+    /// A limit for each of `n_layer` layers, 0 for none. The file has a list, or one number for all
+    /// layers; all are 0 if it does not have the key.
+    pub(super) fn limits(&self, key: &str, n_layer: usize) -> Result<Vec<f32>, Error> {
+        let name = self.name(key);
+        let is_list = self.metadata.get(&name).is_some_and(|value| value.as_array().is_some());
+        let limits = if is_list {
+            self.metadata.f32_array(&name)?.unwrap_or_default().into_owned()
+        } else {
+            vec![self.f32(key)?.unwrap_or(0.0); n_layer]
+        };
+        if limits.len() != n_layer {
+            let expected = format!("a number for each of the {n_layer} layers");
+            return Err(self.wrong_key(key, expected, format!("{} numbers", limits.len())));
+        }
+        match limits.iter().find(|limit| !(**limit >= 0.0 && limit.is_finite())) {
+            Some(limit) => Err(self.wrong_key(key, "finite numbers of at least 0", limit)),
+            None => Ok(limits),
+        }
+    }
+
     /// A flag for each of `n_layer` layers, stored as booleans or as numbers; `None` if the file
     /// does not have the list.
     pub(super) fn flags(&self, key: &str, n_layer: usize) -> Result<Option<Vec<bool>>, Error> {
@@ -200,9 +220,10 @@ impl Scales {
             }
         };
         let all = rules.keys == ScaleKeys::All;
+        let has_embedding = all || rules.keys == ScaleKeys::Ends;
         let logits = scale("logit_scale", rules.keys != ScaleKeys::None, rules.logits)?;
         Ok(Scales {
-            embedding: scale("embedding_scale", all, rules.embedding)?,
+            embedding: scale("embedding_scale", has_embedding, rules.embedding)?,
             residual: scale("residual_scale", all, rules.residual)?,
             logits: if all { logits.recip() } else { logits },
         })

@@ -1,6 +1,7 @@
 //! The weights of a layer, generic over the operand: host rows, tensors or shapes.
 
 use hal::HostRows;
+use hal::op::Activation;
 
 use super::{Attention, Experts, Mixer, PerLayer};
 
@@ -24,6 +25,8 @@ pub struct Frame<T = HostRows> {
     pub mixer: Mixer<T>,
     /// Norm of the mixer's output; `None` without such a norm.
     pub post_attn_norm: Option<Affine<T>>,
+    /// Epsilons of the norms of the mixer's and of the feed-forward block's output.
+    pub post_eps: [f32; 2],
     /// Norm before the feed-forward block; `None` if the block shares the mixer's input, if there
     /// is no block, or without such a norm.
     pub ffn_norm: Option<Affine<T>>,
@@ -36,6 +39,9 @@ pub struct Frame<T = HostRows> {
     pub expert_groups: Option<T>,
     /// Norm of the router's input; `None` if the router has no norm of its own.
     pub router_norm: Option<Affine<T>>,
+    /// Matrices that scale the experts' input by the weight of the token's only expert; `None` if
+    /// weights scale the outputs.
+    pub input_scale: Option<InputScale<T>>,
     /// `[1, n_expert]`, F32: factors on the weights of the selected experts; `None` without such
     /// factors.
     pub expert_scale: Option<T>,
@@ -51,16 +57,25 @@ pub struct Frame<T = HostRows> {
     pub out_scale: Option<T>,
 }
 
-/// Norms in a layer where a dense block and experts run side by side, with separate inputs and
-/// outputs (Gemma 4).
+/// Norms in a layer where a dense block or a shared expert and experts run side by side with
+/// separate inputs (Gemma 4, Llama 4).
 #[derive(Clone, Debug)]
 pub struct SharedNorms<T = HostRows> {
     /// `[1, n_embd]`: norm before the dense block. The experts use [`Frame::ffn_norm`].
     pub before: Affine<T>,
-    /// `[1, n_embd]`: norm of the dense block's output.
-    pub after: Affine<T>,
-    /// `[1, n_embd]`: norm of the experts' output.
-    pub experts: Affine<T>,
+    /// `[1, n_embd]`: norm of the dense block's output, and norm of the experts' output; `None`
+    /// without them.
+    pub after: Option<[Affine<T>; 2]>,
+}
+
+/// Matrices over the weights of a token's experts, all of which are 0 except one (Llama 4).
+#[derive(Clone, Debug)]
+pub struct InputScale<T = HostRows> {
+    /// `[1, n_expert]`, F32, all 1: the sum of the weights is the weight that is not 0.
+    pub sum: T,
+    /// `[n_expert, n_expert]`, F32: routing by this matrix selects the same expert with a weight of
+    /// 1.
+    pub identity: T,
 }
 
 /// An expert that every token uses.
@@ -78,6 +93,8 @@ pub struct SharedExpert<T = HostRows> {
     pub up: Affine<T>,
     /// `[n_embd, n_ff_shared]`.
     pub down: Affine<T>,
+    /// Its activation.
+    pub activation: Activation,
 }
 
 /// A feed-forward block in the file.
@@ -93,6 +110,8 @@ pub struct Ffn {
     /// Number and routing of the experts, which have equal sizes; neurons are ordered by expert.
     /// `None` for a dense block.
     pub experts: Option<Experts>,
+    /// The model's activation, or the same with a limit in this layer.
+    pub activation: Activation,
     /// Whether the file holds down with one row per neuron (PowerInfer's `ffn_down_t`).
     pub down_by_neuron: bool,
     /// The predictor of active neurons; `None` if the file has none in a supported format.
@@ -151,8 +170,13 @@ impl<T> SharedExpert<T> {
         let norms = match &self.norms {
             Some(norms) => Some(SharedNorms {
                 before: norms.before.try_map("ffn_norm_shexp", f)?,
-                after: norms.after.try_map("post_ffw_norm_1", f)?,
-                experts: norms.experts.try_map("post_ffw_norm_2", f)?,
+                after: match &norms.after {
+                    Some([dense, experts]) => Some([
+                        dense.try_map("post_ffw_norm_1", f)?,
+                        experts.try_map("post_ffw_norm_2", f)?,
+                    ]),
+                    None => None,
+                },
             }),
             None => None,
         };
@@ -162,6 +186,7 @@ impl<T> SharedExpert<T> {
             gate: try_map_maybe(&self.gate, "ffn_gate_shexp", f)?,
             up: self.up.try_map("ffn_up_shexp", f)?,
             down: self.down.try_map("ffn_down_shexp", f)?,
+            activation: self.activation,
         })
     }
 }
@@ -180,6 +205,7 @@ impl<T> Frame<T> {
     pub fn try_map<U, E>(&self, f: &mut MapOperand<'_, T, U, E>) -> Result<Frame<U>, E> {
         Ok(Frame {
             parallel: self.parallel,
+            post_eps: self.post_eps,
             attn_norm: try_map_maybe(&self.attn_norm, "attn_norm", f)?,
             mixer: self.mixer.try_map(f)?,
             post_attn_norm: try_map_maybe(&self.post_attn_norm, "post_attention_norm", f)?,
@@ -190,6 +216,13 @@ impl<T> Frame<T> {
                 .map(|w| f("expert_groups", w))
                 .transpose()?,
             router_norm: try_map_maybe(&self.router_norm, "ffn_gate_inp.scale", f)?,
+            input_scale: match &self.input_scale {
+                Some(by) => Some(InputScale {
+                    sum: f("expert_sum", &by.sum)?,
+                    identity: f("expert_identity", &by.identity)?,
+                }),
+                None => None,
+            },
             expert_scale: (self.expert_scale.as_ref())
                 .map(|w| f("ffn_down_exps.scale", w))
                 .transpose()?,

@@ -1,32 +1,37 @@
 //! Reads the layers of a model one by one, each with its own sizes.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use hal::HostRows;
-use hal::op::FfnKind;
+use hal::op::{Activation, FfnKind};
 
 use super::attention::AttentionSizes;
 use super::experts::ExpertKeys;
+use super::ffn_reader::JOINT;
 use super::heads::{Heads, Ropes};
 use super::hyper::Keys;
-use super::layer::{Ffn, Frame, LayerWeights, Predictor, SharedExpert, SharedNorms};
+use super::layer::{Frame, InputScale, LayerWeights};
 use super::mixer::Mixer;
-use super::reader::{MatrixStack, Reader, f32_matrix};
+use super::reader::{Reader, f32_matrix};
+use super::rope::RopeTable;
 use super::rope_scaling::Scaling;
-use super::{Affine, ArchSpec, BlockKind, Error, Experts, Hyper, PerLayer, RouterInput};
+use super::{Affine, ArchSpec, BlockKind, Clamp, DenseBeside, Error, Experts, Hyper, PerLayer};
 
 /// The router, which all layers with experts have.
 const ROUTER: &str = "ffn_gate_inp.weight";
-/// Gate and up of all experts in one tensor.
-const JOINT: &str = "ffn_gate_up_exps.weight";
 
 /// Everything needed to read the layers of a model.
 pub(super) struct Layers<'a> {
     pub(super) reader: &'a Reader<'a>,
     keys: &'a Keys<'a>,
     pub(super) spec: &'a ArchSpec,
-    hyper: &'a Hyper,
-    ffn_kind: FfnKind,
+    pub(super) hyper: &'a Hyper,
+    pub(super) ffn_kind: FfnKind,
+    activation: Activation,
+    /// Limits of the activation in dense blocks and shared experts, and in experts, of each layer;
+    /// 0 for none.
+    limits: [Vec<f32>; 2],
     pub(super) heads: Heads,
     pub(super) ropes: Ropes,
     /// Number of neurons of the dense block of each layer; 0 in layers without a block.
@@ -40,7 +45,7 @@ impl<'a> Layers<'a> {
         keys: &'a Keys<'a>,
         spec: &'a ArchSpec,
         hyper: &'a Hyper,
-        ffn_kind: FfnKind,
+        (ffn_kind, activation): (FfnKind, Activation),
         scaling: &Scaling,
     ) -> Result<Layers<'a>, Error> {
         const NEURONS: &str = "feed_forward_length";
@@ -58,7 +63,26 @@ impl<'a> Layers<'a> {
             }
             None => vec![0; n_listed],
         };
-        Ok(Layers { reader, keys, spec, hyper, ffn_kind, heads, ropes, n_ff, experts })
+        let limits = match spec.clamp {
+            Clamp::None => [vec![0.0; n_listed], vec![0.0; n_listed]],
+            Clamp::Gate | Clamp::Activated => [
+                keys.limits("swiglu_clamp_shexp", n_listed)?,
+                keys.limits("swiglu_clamp_exp", n_listed)?,
+            ],
+        };
+        Ok(Layers {
+            reader,
+            keys,
+            spec,
+            hyper,
+            ffn_kind,
+            activation,
+            limits,
+            heads,
+            ropes,
+            n_ff,
+            experts,
+        })
     }
 
     pub(super) fn read(&self) -> Result<Vec<LayerWeights>, Error> {
@@ -114,6 +138,11 @@ impl LayerReader<'_> {
 
     pub(super) fn sizes(&self) -> AttentionSizes {
         self.layers.heads.sizes(self.index)
+    }
+
+    /// RoPE of layers without a sliding window.
+    pub(super) fn global_rope(&self) -> Arc<RopeTable> {
+        Arc::clone(&self.layers.ropes.global)
     }
 
     pub(super) fn tensor(&self, part: &str) -> String {
@@ -196,6 +225,21 @@ impl LayerReader<'_> {
         f32_matrix(1, &vec![value; n])
     }
 
+    /// The `n` values of a tensor of any shape.
+    pub(super) fn flat(&self, tensor: &str, n: usize) -> Result<Vec<f32>, Error> {
+        self.layers.reader.flat(&self.tensor(tensor), n)
+    }
+
+    /// Number of rows of a tensor with `cols` columns, which may be any number.
+    pub(super) fn n_rows(&self, tensor: &str, cols: usize) -> Result<usize, Error> {
+        self.layers.reader.n_rows(&self.tensor(tensor), cols, "any rank")
+    }
+
+    /// Reads a tensor of shape `[rows, cols]`.
+    pub(super) fn matrix(&self, tensor: &str, rows: usize, cols: usize) -> Result<HostRows, Error> {
+        self.layers.reader.matrix(&self.tensor(tensor), rows, cols)
+    }
+
     /// Reads weight and bias of a norm over `width` values.
     pub(super) fn norm(&self, part: &str, width: usize) -> Result<Affine, Error> {
         self.layers.reader.norm(&self.tensor(part), width)
@@ -230,7 +274,7 @@ impl LayerReader<'_> {
                 false => rows("ffn_up_exps.weight"),
             }
         };
-        experts.of_layer(keys, self.index, n_rows).map(Some)
+        experts.of_layer(keys, self.index, self.has("ffn_up_shexp.weight"), n_rows).map(Some)
     }
 
     fn frame(&self, experts: Option<&Experts>) -> Result<Frame, Error> {
@@ -239,8 +283,11 @@ impl LayerReader<'_> {
         let (mixes, has_ffn) = (!matches!(mixer, Mixer::None), self.has_ffn());
         let parallel = self.is_parallel()?;
         let [attn_norm, ffn_norm] = self.norms_before(parallel, mixes, has_ffn)?;
-        let post_norm = |part: &str, exists: bool| {
+        let post_norm = |names: [&str; 2], exists: bool| {
             let has_norm = matches!(spec.block, BlockKind::Sandwich | BlockKind::PostNorm);
+            // Grok's files have other names.
+            let other = self.has(&format!("{}.weight", names[1]));
+            let part = names[usize::from(other)];
             (exists && has_norm).then(|| self.norm(part, self.n_embd())).transpose()
         };
         let vector = |tensor: &str, n| reader.optional_vector(&self.tensor(tensor), n);
@@ -248,7 +295,8 @@ impl LayerReader<'_> {
             parallel,
             attn_norm,
             mixer,
-            post_attn_norm: post_norm("post_attention_norm", mixes)?,
+            post_attn_norm: post_norm(["post_attention_norm", "attn_output_norm"], mixes)?,
+            post_eps: self.post_eps(),
             ffn_norm,
             router: match experts {
                 Some(experts) => Some(self.affine("ffn_gate_inp", experts.n, self.n_embd())?),
@@ -260,15 +308,30 @@ impl LayerReader<'_> {
             },
             expert_groups: experts.and_then(Experts::groups),
             router_norm: self.router_norm()?,
+            input_scale: experts.filter(|_| spec.routing.scales_input).map(|experts| {
+                let n = experts.n;
+                let on_diagonal = |i: usize| f32::from(u8::from(i / n == i % n));
+                let identity: Vec<f32> = (0..n * n).map(on_diagonal).collect();
+                InputScale { sum: self.constant(1.0, n), identity: f32_matrix(n, &identity) }
+            }),
             expert_scale: match experts {
                 Some(experts) => vector("ffn_down_exps.scale", experts.n)?,
                 None => None,
             },
             shared: self.shared()?,
-            post_ffn_norm: post_norm("post_ffw_norm", has_ffn)?,
+            post_ffn_norm: post_norm(["post_ffw_norm", "layer_output_norm"], has_ffn)?,
             per_layer: self.per_layer()?,
             out_scale: vector("layer_output_scale.weight", 1)?,
         })
+    }
+
+    /// Epsilons of the norms of the mixer's and of the feed-forward block's output.
+    fn post_eps(&self) -> [f32; 2] {
+        let Layers { spec, hyper, .. } = self.layers;
+        let eps = spec.post_norm_eps.unwrap_or(hyper.eps);
+        let halved = spec.dense_beside == DenseBeside::Plain && self.has("ffn_up.weight");
+        // A norm of `x / sqrt(2)` is a norm of `x` with twice the epsilon.
+        [eps, if halved { 2.0 * eps } else { eps }]
     }
 
     /// Reads the biases of the selection of `n_expert` experts; `None` without them.
@@ -280,6 +343,16 @@ impl LayerReader<'_> {
 
     pub(super) fn has_ffn(&self) -> bool {
         self.has_experts() || self.n_ff() > 0
+    }
+
+    /// The activation of the dense block or the shared expert, or of the experts.
+    pub(super) fn activation(&self, of_experts: bool) -> Activation {
+        let Layers { spec, activation, limits, .. } = self.layers;
+        match (spec.clamp, limits[usize::from(of_experts)][self.index]) {
+            (Clamp::None, _) | (_, 0.0) => *activation,
+            (Clamp::Gate, limit) => Activation::SwigluClamped { limit },
+            (Clamp::Activated, limit) => Activation::SiluClamped { limit },
+        }
     }
 
     fn is_parallel(&self) -> Result<bool, Error> {
@@ -305,7 +378,7 @@ impl LayerReader<'_> {
     ) -> Result<[Option<Affine>; 2], Error> {
         let spec = self.layers.spec;
         let norm = |part: &str| self.norm(part, self.n_embd()).map(Some);
-        let second = if spec.dense_beside_experts && self.has_experts() {
+        let second = if spec.dense_beside == DenseBeside::Normed && self.has_experts() {
             "pre_ffw_norm_2"
         } else {
             spec.ffn_norm
@@ -326,58 +399,6 @@ impl LayerReader<'_> {
         Ok([norm("attn_norm")?, if own { norm(second)? } else { None }])
     }
 
-    /// Reads the shared expert, or the dense block in parallel with the experts; `None` if the
-    /// layer has neither.
-    fn shared(&self) -> Result<Option<SharedExpert>, Error> {
-        let n_embd = self.n_embd();
-        let has_norms = self.layers.spec.dense_beside_experts;
-        let suffix = if has_norms { "" } else { "_shexp" };
-        let part = |part: &str| format!("ffn_{part}{suffix}");
-        let up = format!("{}.weight", part("up"));
-        if !self.has_experts() || !(has_norms || self.has(&up)) {
-            return Ok(None);
-        }
-        let norm = |part: &str| self.norm(part, n_embd);
-        let norms = if has_norms {
-            Some(SharedNorms {
-                before: norm(self.layers.spec.ffn_norm)?,
-                after: norm("post_ffw_norm_1")?,
-                experts: norm("post_ffw_norm_2")?,
-            })
-        } else {
-            None
-        };
-        let n_ff = self.layers.reader.n_rows(&self.tensor(&up), n_embd, "neurons")?;
-        let weight = "ffn_gate_inp_shexp";
-        let weight = self.has(&format!("{weight}.weight")).then_some(weight);
-        Ok(Some(SharedExpert {
-            norms,
-            weight: weight.map(|weight| self.affine(weight, 1, n_embd)).transpose()?,
-            gate: match self.layers.ffn_kind {
-                FfnKind::Plain => None,
-                FfnKind::Gated | FfnKind::GatedBoth => {
-                    Some(self.affine(&part("gate"), n_ff, n_embd)?)
-                }
-            },
-            up: self.affine(&part("up"), n_ff, n_embd)?,
-            down: self.affine(&part("down"), n_embd, n_ff)?,
-        }))
-    }
-
-    /// Reads the norm of the router's input, whose weight includes `1 / sqrt(n_embd)`; `None` if
-    /// the router has no norm of its own.
-    fn router_norm(&self) -> Result<Option<Affine>, Error> {
-        let Layers { spec, reader, .. } = self.layers;
-        if !self.has_experts() || spec.routing.input != RouterInput::Residual {
-            return Ok(None);
-        }
-        let n_embd = self.n_embd();
-        let factors = reader.floats(&self.tensor("ffn_gate_inp.scale"), 1, n_embd)?;
-        let root = (n_embd as f32).sqrt();
-        let factors: Vec<f32> = factors.iter().map(|factor| factor / root).collect();
-        Ok(Some(Affine { w: f32_matrix(1, &factors), bias: None }))
-    }
-
     /// Reads the weights that add the token's per-layer embedding; `None` in models without it.
     fn per_layer(&self) -> Result<Option<PerLayer>, Error> {
         let Hyper { n_embd, n_per_layer: width, .. } = *self.layers.hyper;
@@ -388,88 +409,6 @@ impl LayerReader<'_> {
             gate: self.affine("inp_gate", width, n_embd)?,
             proj: self.affine("proj", n_embd, width)?,
             norm: self.norm("post_norm", n_embd)?,
-        }))
-    }
-
-    fn ffn(&self, experts: Option<&Experts>) -> Result<Option<Ffn>, Error> {
-        match experts {
-            Some(experts) => self.experts(experts).map(Some),
-            None if self.n_ff() == 0 => Ok(None),
-            None => self.dense().map(Some),
-        }
-    }
-
-    fn experts(&self, experts: &Experts) -> Result<Ffn, Error> {
-        let Layers { reader, ffn_kind, .. } = *self.layers;
-        let (n_embd, blk) = (self.n_embd(), format!("blk.{}", self.index));
-        let stack = |rows, cols| MatrixStack { n: experts.n, rows, cols };
-        let joint = self.tensor(JOINT);
-        let joint = Some(joint).filter(|joint| reader.has(joint) && ffn_kind != FfnKind::Plain);
-        let part = |part: &str| match (&joint, part) {
-            (Some(joint), "ffn_gate") => reader.expert_half(joint, stack(experts.n_ff, n_embd), 0),
-            (Some(joint), _) => reader.expert_half(joint, stack(experts.n_ff, n_embd), 1),
-            (None, part) => reader.experts(&blk, part, stack(experts.n_ff, n_embd), 1),
-        };
-        Ok(Ffn {
-            gate: match ffn_kind {
-                FfnKind::Plain => None,
-                FfnKind::Gated | FfnKind::GatedBoth => Some(part("ffn_gate")?),
-            },
-            up: part("ffn_up")?,
-            down: reader.experts(&blk, "ffn_down", stack(n_embd, experts.n_ff), experts.n)?,
-            experts: Some(*experts),
-            down_by_neuron: false,
-            predictor: None,
-        })
-    }
-
-    fn dense(&self) -> Result<Ffn, Error> {
-        let Layers { reader, ffn_kind, .. } = *self.layers;
-        let (n_embd, n_ff) = (self.n_embd(), self.n_ff());
-        let half = |first: usize| self.affine_rows("ffn_up", 2 * n_ff, n_embd, first..first + n_ff);
-        let (gate, up) = match ffn_kind {
-            FfnKind::Plain => (None, self.affine("ffn_up", n_ff, n_embd)?),
-            FfnKind::Gated | FfnKind::GatedBoth => {
-                // Phi 3 stores the gate as the first half of `ffn_up` and has no `ffn_gate`.
-                let up = self.tensor("ffn_up.weight");
-                let joined = !self.has("ffn_gate.weight")
-                    && reader.n_rows(&up, n_embd, "neurons")? == 2 * n_ff;
-                if joined {
-                    (Some(half(0)?), half(n_ff)?)
-                } else {
-                    let gate = self.affine("ffn_gate", n_ff, n_embd)?;
-                    (Some(gate), self.affine("ffn_up", n_ff, n_embd)?)
-                }
-            }
-        };
-        let down_by_neuron = self.has("ffn_down_t.weight");
-        let down = if down_by_neuron {
-            Affine {
-                w: reader.matrix(&self.tensor("ffn_down_t.weight"), n_ff, n_embd)?,
-                bias: reader.optional_vector(&self.tensor("ffn_down_t.bias"), n_embd)?,
-            }
-        } else {
-            self.affine("ffn_down", n_embd, n_ff)?
-        };
-        let predictor = self.predictor(n_ff)?;
-        Ok(Ffn { gate, up, down, experts: None, down_by_neuron, predictor })
-    }
-
-    /// Reads the layer's predictor, which may have any rank. `None` without a predictor and for an
-    /// unsupported format, since the model also runs without it.
-    fn predictor(&self, n_ff: usize) -> Result<Option<Predictor>, Error> {
-        let Layers { reader, hyper, .. } = *self.layers;
-        let [fc1, fc2] = ["fc1", "fc2"].map(|part| self.tensor(&format!("{part}.weight")));
-        let found = [&fc1, &fc2].map(|name| reader.has(name));
-        let supported = [&fc1, &fc2].map(|name| reader.has_supported(name));
-        if found == [false; 2] || found != supported {
-            return Ok(None);
-        }
-        // If only the second matrix exists, the first is reported as missing below.
-        let rank = reader.n_rows(&fc1, hyper.n_embd, "any rank")?;
-        Ok(Some(Predictor {
-            fc1: reader.matrix(&fc1, rank, hyper.n_embd)?,
-            fc2: reader.matrix(&fc2, n_ff, rank)?,
         }))
     }
 }

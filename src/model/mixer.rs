@@ -7,6 +7,7 @@ use hal::op::HeadMapping;
 use super::Affine;
 use super::attention::{Attention, Kv};
 use super::layer::MapOperand;
+use super::rwkv7::Rwkv7;
 
 /// The half of a layer that combines the tokens of a sequence.
 #[derive(Clone, Debug)]
@@ -19,8 +20,19 @@ pub enum Mixer<T = HostRows> {
     ShortConv(ShortConv<T>),
     /// A gated delta net, with a matrix per head as state.
     GatedDelta(GatedDelta<T>),
+    /// A Mamba-1 block, with a row per channel as state.
+    Mamba1(Mamba1<T>),
     /// A Mamba-2 block, with a matrix per head as state.
     Mamba2(Mamba2<T>),
+    /// A time mix of RWKV-7, with a matrix per head as state.
+    Rwkv7(Box<Rwkv7<T>>),
+    /// Attention and a Mamba-2 block, whose outputs are added (Falcon H1).
+    Parallel {
+        /// The attention.
+        attention: Attention<T>,
+        /// The Mamba-2 block.
+        mamba: Box<Mamba2<T>>,
+    },
 }
 
 /// A gated short convolution (LFM2): `out . (c * conv(b * x))`, where `b`, `c` and `x` are
@@ -92,6 +104,61 @@ pub struct GatedDelta<T = HostRows> {
     pub out: Affine<T>,
 }
 
+/// Sizes of a Mamba-1 block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mamba1Sizes {
+    /// Number of heads, each with a step size and a skip connection of its own; `d_inner` in most
+    /// families.
+    pub n_head: usize,
+    /// Total width of the heads.
+    pub d_inner: usize,
+    /// Number of values of the state of a channel.
+    pub d_state: usize,
+}
+
+/// A Mamba-1 block (Gu and Dao 2023): `x` passes through a short convolution with SiLU; `b`, `c`
+/// and the step sizes of the state space model are computed from it, and a gate follows.
+#[derive(Clone, Debug)]
+pub struct Mamba1<T = HostRows> {
+    /// Numbers and sizes.
+    pub sizes: Mamba1Sizes,
+    /// `[d_inner, n_embd]`: the gate of the output before SiLU.
+    pub z: Affine<T>,
+    /// `[d_inner, n_embd]`: the input of the heads.
+    pub x: Affine<T>,
+    /// `[d_inner, kernel_size]`, F32: a filter per channel of `x`, and its bias.
+    pub x_conv: Affine<T>,
+    /// `[rank, d_inner]`: computes the input of [`Mamba1::dt`].
+    pub dt_in: Affine<T>,
+    /// `[d_state, d_inner]`: the input projection of the state.
+    pub b: Affine<T>,
+    /// `[d_state, d_inner]`: the output projection of the state.
+    pub c: Affine<T>,
+    /// Norms of the three products; `None` without them.
+    pub norms: Option<ScanNorms<T>>,
+    /// `[n_head, rank]`: step sizes before bias and softplus.
+    pub dt: T,
+    /// `[1, n_head]`, F32: bias of the step sizes.
+    pub dt_bias: T,
+    /// `[1, n_head * d_state]`, F32: `-exp(A_log)`; `[1, n_head]` if a head has one rate.
+    pub a: T,
+    /// `[1, n_head]`, F32: skip connection.
+    pub d: T,
+    /// `[n_embd, d_inner]`.
+    pub out: Affine<T>,
+}
+
+/// Norms of the inputs of a Mamba-1 block's scan.
+#[derive(Clone, Debug)]
+pub struct ScanNorms<T = HostRows> {
+    /// `[1, rank]`.
+    pub dt: Affine<T>,
+    /// `[1, d_state]`.
+    pub b: Affine<T>,
+    /// `[1, d_state]`.
+    pub c: Affine<T>,
+}
+
 /// Sizes of a Mamba-2 block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mamba2Sizes {
@@ -134,8 +201,8 @@ pub struct Mamba2<T = HostRows> {
     pub a: T,
     /// `[1, n_head]`, F32: skip connection.
     pub d: T,
-    /// `[1, d_inner]`, F32: weight of the norm.
-    pub norm: T,
+    /// `[1, d_inner]`, F32: weight of the norm; `None` without a norm.
+    pub norm: Option<T>,
     /// `[n_embd, d_inner]`.
     pub out: Affine<T>,
 }
@@ -167,8 +234,9 @@ impl<T> Mixer<T> {
     #[must_use]
     pub fn attention(&self) -> Option<&Attention<T>> {
         match self {
-            Mixer::Attention(attention) => Some(attention),
-            Mixer::None | Mixer::ShortConv(_) | Mixer::GatedDelta(_) | Mixer::Mamba2(_) => None,
+            Mixer::Attention(attention) | Mixer::Parallel { attention, .. } => Some(attention),
+            Mixer::None | Mixer::ShortConv(_) | Mixer::GatedDelta(_) => None,
+            Mixer::Mamba1(_) | Mixer::Mamba2(_) | Mixer::Rwkv7(_) => None,
         }
     }
 
@@ -196,7 +264,13 @@ impl<T> Mixer<T> {
             Mixer::Attention(attention) => Mixer::Attention(attention.try_map(f)?),
             Mixer::ShortConv(conv) => Mixer::ShortConv(conv.try_map(f)?),
             Mixer::GatedDelta(delta) => Mixer::GatedDelta(delta.try_map(f)?),
+            Mixer::Mamba1(mamba) => Mixer::Mamba1(mamba.try_map(f)?),
             Mixer::Mamba2(mamba) => Mixer::Mamba2(mamba.try_map(f)?),
+            Mixer::Rwkv7(by) => Mixer::Rwkv7(Box::new(by.try_map(f)?)),
+            Mixer::Parallel { attention, mamba } => Mixer::Parallel {
+                attention: attention.try_map(f)?,
+                mamba: Box::new(mamba.try_map(f)?),
+            },
         })
     }
 }
@@ -235,6 +309,34 @@ impl<T> GatedDelta<T> {
     }
 }
 
+impl<T> Mamba1<T> {
+    fn try_map<U, E>(&self, f: &mut MapOperand<'_, T, U, E>) -> Result<Mamba1<U>, E> {
+        let norms = match &self.norms {
+            Some(norms) => Some(ScanNorms {
+                dt: norms.dt.try_map("ssm_dt_norm", f)?,
+                b: norms.b.try_map("ssm_b_norm", f)?,
+                c: norms.c.try_map("ssm_c_norm", f)?,
+            }),
+            None => None,
+        };
+        Ok(Mamba1 {
+            sizes: self.sizes,
+            z: self.z.try_map("ssm_in_z", f)?,
+            x: self.x.try_map("ssm_in_x", f)?,
+            x_conv: self.x_conv.try_map("ssm_conv1d", f)?,
+            dt_in: self.dt_in.try_map("ssm_x_dt", f)?,
+            b: self.b.try_map("ssm_x_b", f)?,
+            c: self.c.try_map("ssm_x_c", f)?,
+            norms,
+            dt: f("ssm_dt", &self.dt)?,
+            dt_bias: f("ssm_dt", &self.dt_bias)?,
+            a: f("ssm_a", &self.a)?,
+            d: f("ssm_d", &self.d)?,
+            out: self.out.try_map("ssm_out", f)?,
+        })
+    }
+}
+
 impl<T> Mamba2<T> {
     fn try_map<U, E>(&self, f: &mut MapOperand<'_, T, U, E>) -> Result<Mamba2<U>, E> {
         Ok(Mamba2 {
@@ -250,7 +352,7 @@ impl<T> Mamba2<T> {
             dt_bias: f("ssm_dt", &self.dt_bias)?,
             a: f("ssm_a", &self.a)?,
             d: f("ssm_d", &self.d)?,
-            norm: f("ssm_norm", &self.norm)?,
+            norm: self.norm.as_ref().map(|norm| f("ssm_norm", norm)).transpose()?,
             out: self.out.try_map("ssm_out", f)?,
         })
     }

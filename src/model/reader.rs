@@ -211,6 +211,47 @@ impl<'a> Reader<'a> {
         Ok(values)
     }
 
+    /// The `n` values of a tensor of any shape, dequantised from any weight format.
+    pub(super) fn flat(&self, tensor: &str, n: usize) -> Result<Vec<f32>, Error> {
+        let shape = self.file.tensor(tensor).map(|info| info.shape.clone()).unwrap_or_default();
+        let found = shape.iter().try_fold(1u64, |all, &n| all.checked_mul(n));
+        let cols = shape.first().copied().unwrap_or(0) as usize;
+        let info = self.file.tensor(tensor).ok_or_else(|| Error::MissingTensor {
+            file: self.name(),
+            tensor: tensor.to_owned(),
+            expected: format!("{n} values"),
+        })?;
+        if found != Some(n as u64) || cols == 0 {
+            return Err(Error::Shape {
+                file: self.name(),
+                tensor: tensor.to_owned(),
+                expected: format!("{n} values"),
+                found: shape_list(&shape),
+            });
+        }
+        self.used.borrow_mut().insert(tensor.to_owned());
+        let Some(format) = weight_format(info) else {
+            return Err(Error::Format {
+                file: self.name(),
+                tensor: tensor.to_owned(),
+                expected: Format::F32.to_string(),
+                found: type_text(info.ty),
+            });
+        };
+        let bytes = Arc::new(self.file.slice(info)?);
+        let rows = HostRows::new(Source::Mapped(bytes), n / cols, cols, format);
+        let rows = rows.map_err(|error| Error::Shape {
+            file: self.name(),
+            tensor: tensor.to_owned(),
+            expected: format!("{n} values"),
+            found: error.to_string(),
+        })?;
+        let mut values = vec![0.0f32; n];
+        let bytes = rows.rows(0..n / cols).expect("mapped rows are in memory");
+        format.dequantize(&bytes, &mut values);
+        Ok(values)
+    }
+
     pub(super) fn optional_floats(
         &self,
         tensor: &str,
@@ -353,8 +394,11 @@ impl<'a> Reader<'a> {
         if !self.spec.norm_weights {
             return Ok(Affine { w: scaled(vec![1.0; width]), bias: None });
         }
+        // llama.cpp's converter names some norms of PLaMo 2 and 3 without `.weight`.
+        let weight = format!("{part}.weight");
+        let weight = if !self.has(&weight) && self.has(part) { part } else { &weight };
         Ok(Affine {
-            w: scaled(self.floats(&format!("{part}.weight"), 1, width)?),
+            w: scaled(self.floats(weight, 1, width)?),
             bias: self.optional_floats(&format!("{part}.bias"), width)?.map(scaled),
         })
     }

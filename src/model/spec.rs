@@ -79,6 +79,41 @@ pub enum Alibi {
     Key,
 }
 
+/// How the embeddings are normalised.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EmbeddingNorm {
+    /// Not at all.
+    None,
+    /// By a norm with weights (`token_embd_norm`).
+    Weights,
+    /// By a norm without weights.
+    Plain,
+}
+
+/// Limits of SiLU blocks, which the file states for each layer (`swiglu_clamp_exp` for experts,
+/// `swiglu_clamp_shexp` for other blocks). Up is clamped in both cases.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Clamp {
+    /// The keys are ignored.
+    None,
+    /// The gate is limited before its activation.
+    Gate,
+    /// The gate is limited after its activation.
+    Activated,
+}
+
+/// A dense block beside the experts of a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DenseBeside {
+    /// None; a layer can have a shared expert.
+    None,
+    /// A block that reads the experts' input, in layers whose file has one. The norm after both
+    /// divides their sum by `sqrt(2)` (Grok).
+    Plain,
+    /// A block with norms of its own (Gemma 4).
+    Normed,
+}
+
 /// Factor on attention's scores.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum ScoreScale {
@@ -86,6 +121,8 @@ pub enum ScoreScale {
     PerRootHeadSize,
     /// `1 / d_head`.
     PerHeadSize,
+    /// The file can state the factor (`attention.output_scale`); otherwise this number.
+    OutputKey(f32),
     /// A number.
     Number(f32),
 }
@@ -176,6 +213,8 @@ pub enum ScaleKeys {
     None,
     /// `logit_scale`, a factor (Command R).
     Logits,
+    /// `embedding_scale` and `logit_scale`, both factors (Grok).
+    Ends,
     /// `embedding_scale` and `residual_scale`, which are factors, and `logit_scale`, by which the
     /// logits are divided, as by [`ScaleRules::logits`] (Granite, MiniCPM).
     All,
@@ -266,6 +305,12 @@ pub struct Routing {
     /// Whether the weights of the selected experts are divided by their sum, unless the file says
     /// otherwise.
     pub renormalise: bool,
+    /// Whether the weight of a token's only expert is a factor on the input of that expert, instead
+    /// of its output (Llama 4).
+    pub scales_input: bool,
+    /// Whether the outputs of experts and shared expert are averaged instead of added (Command A
+    /// with experts).
+    pub averages: bool,
     /// The keys with which a file says otherwise. Files of other families have them with values
     /// that llama.cpp ignores.
     pub keys: RoutingKeys,
@@ -336,12 +381,17 @@ pub struct ArchSpec {
     pub alibi: Alibi,
     /// Default sliding window; `None` for global attention.
     pub window: Option<usize>,
+    /// Length of the chunks that layers with a window attend to, instead of a sliding window.
+    pub chunk: Option<usize>,
     /// Default global-attention layers; `None` if all layers use the window.
     pub global_layers: Option<GlobalLayers>,
     /// The layers in which RoPE is applied; the others encode no positions.
     pub rotary: RotaryLayers,
     /// Use of `rope.scaling.yarn_log_multiplier`.
     pub yarn_log: YarnLog,
+    /// Whether RoPE is applied to half of the values that the file states, in layers without a
+    /// window.
+    pub half_rotary: bool,
     /// RoPE of layers with a sliding window.
     pub local_rope: LocalRope,
     /// Factors on embeddings, layer outputs and logits.
@@ -368,18 +418,24 @@ pub struct ArchSpec {
     pub ffn: FfnKind,
     /// Activation of a GGUF file that does not state one.
     pub activation: Activation,
+    /// Limits of the feed-forward blocks' values.
+    pub clamp: Clamp,
     /// Activation of files in PowerInfer's container, which implies a ReLU model.
     pub sparse_activation: Activation,
     /// Input of the family's PowerInfer predictor.
     pub predictor_input: PredictorInput,
+    /// Tensor names of up and down in a dense block.
+    pub ffn_names: [&'static str; 2],
     /// Tensor name of the norm before the feed-forward block.
     pub ffn_norm: &'static str,
-    /// Whether the embeddings are normalised (`token_embd_norm`).
-    pub embedding_norm: bool,
+    /// How the embeddings are normalised.
+    pub embedding_norm: EmbeddingNorm,
+    /// Epsilon of the norms after mixer and feed-forward block; `None` for that of the other norms.
+    pub post_norm_eps: Option<f32>,
     /// Tensor name of the norm before the output matrix.
     pub output_norm: &'static str,
-    /// Whether layers with experts also have a dense block, with norms of its own.
-    pub dense_beside_experts: bool,
+    /// The dense block in layers with experts.
+    pub dense_beside: DenseBeside,
     /// Whether softmax is applied to a ranking model's outputs; the first output is the score.
     pub rank_softmax: bool,
     /// How experts are selected, in files with experts.

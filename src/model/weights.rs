@@ -7,11 +7,11 @@ use gguf::{Container, File};
 
 use super::hyper::Keys;
 use super::layers::Layers;
-use super::reader::Reader;
+use super::reader::{Reader, f32_matrix};
 use super::rope_scaling::Scaling;
 use super::{
-    Affine, ArchSpec, Error, Experts, Ffn, Hyper, LayerWeights, LocalRope, PerLayerEmbedding,
-    Positions, RankHead, RopeOverrides, arch,
+    Affine, ArchSpec, EmbeddingNorm, Error, Experts, Ffn, Hyper, LayerWeights, LocalRope,
+    PerLayerEmbedding, Positions, RankHead, RopeOverrides, arch,
 };
 
 /// User options for a model.
@@ -102,9 +102,13 @@ impl Model {
         let predictor_threshold = threshold(&keys)?;
         let n_vocab = reader.n_rows("token_embd.weight", hyper.n_embd, "the number of tokens")?;
         let token_embd = reader.matrix("token_embd.weight", n_vocab, hyper.n_embd)?;
-        let embedding_norm = spec.embedding_norm;
-        let embedding_norm =
-            embedding_norm.then(|| reader.norm("token_embd_norm", hyper.n_embd)).transpose()?;
+        let embedding_norm = match spec.embedding_norm {
+            EmbeddingNorm::None => None,
+            EmbeddingNorm::Weights => Some(reader.norm("token_embd_norm", hyper.n_embd)?),
+            EmbeddingNorm::Plain => {
+                Some(Affine { w: f32_matrix(1, &vec![1.0; hyper.n_embd]), bias: None })
+            }
+        };
         let output = if reader.has("output.weight") {
             reader.matrix("output.weight", n_vocab, hyper.n_embd)?
         } else {
@@ -116,7 +120,8 @@ impl Model {
         let positions = positions(&reader, spec, &hyper)?;
         let per_layer = PerLayerEmbedding::read(&reader, &keys, &hyper, n_vocab)?;
         let rank = RankHead::read(&reader, &keys, spec, &hyper)?;
-        let layers = Layers::new(&reader, &keys, spec, &hyper, ffn_kind, &scaling)?.read()?;
+        let layers =
+            Layers::new(&reader, &keys, spec, &hyper, (ffn_kind, activation), &scaling)?.read()?;
         let n_predictors = reader.finish(&hyper)?;
         Ok(Model {
             spec,

@@ -113,6 +113,17 @@ pub struct MissingBackend {
 /// The names of all backends, including the CPU's.
 pub const BACKENDS: [&str; 4] = ["cpu", "cuda", "hip", "wgpu"];
 
+/// The backends of this build.
+#[must_use]
+pub fn built() -> Vec<&'static str> {
+    let is_built = |name: &&str| match *name {
+        "cuda" => cfg!(feature = "cuda"),
+        "hip" => cfg!(feature = "hip"),
+        _ => true,
+    };
+    BACKENDS.into_iter().filter(is_built).collect()
+}
+
 /// The backend that a device name belongs to.
 #[must_use]
 pub fn backend_of(device: &str) -> &'static str {

@@ -15,7 +15,7 @@ use crate::assumed_device::{AssumedDevice, AssumedSpeed};
 use crate::choice::{budget, check_budget_count, choose, device_full, no_device};
 use crate::devices::{self, Candidate, PrefetchDistance};
 use crate::error::DeviceError;
-use crate::notice::{Notice, Observer, PlacementReport, SharedObserver};
+use crate::notice::{Notice, Observer, PlacementReport, SharedObserver, Task};
 use crate::options::{Budget, Computation, DeviceOptions, Options};
 use crate::overrides;
 use crate::speeds::{MIN_LARGE, Speeds, shape_of};
@@ -129,7 +129,12 @@ impl Machine {
             return;
         }
         let mut kept = Speeds::open(computation.folder(), computation.devices.remeasure);
-        if let Some(bytes) = kept.prefetch_distance(&self.cpu_backend, self.n_threads) {
+        if kept.known_prefetch_distance(&self.cpu_backend, self.n_threads).is_none() {
+            observer.progress(Task::Tune, Bytes(0), Bytes(1));
+        }
+        let distance = kept.prefetch_distance(&self.cpu_backend, self.n_threads);
+        observer.progress(Task::Tune, Bytes(1), Bytes(1));
+        if let Some(bytes) = distance {
             self.prefetch.set(bytes);
         }
         kept.save(observer);
@@ -205,16 +210,19 @@ impl Machine {
                 continue;
             }
             let n = named.len();
+            let given = given.with_known_values();
             let name = given.name.clone().unwrap_or_else(|| format!("Assumed{n}"));
             if named.iter().any(|(other, _)| other.name == name) {
                 return Err(refused(format!("the device '{name}' is given twice")));
             }
             let Some(memory) = given.memory else {
                 let what = format!("'{name}' has no memory size");
-                let help = Some("add memory=8GiB or another size");
+                let help = Some(
+                    "add memory=8GiB or another size; cards such as rtx4090 and rx7900xtx are known by name",
+                );
                 return Err(DeviceError::Assumed { what, help });
             };
-            let speed = AssumedSpeed::of_device(given);
+            let speed = AssumedSpeed::of_device(&given);
             named.push((Candidate::assumed(&name, Bytes(memory)), speed));
         }
         if wanted.backend == Some("cpu") {

@@ -18,6 +18,11 @@ pub trait Observer: Send + Sync {
     fn progress(&self, task: Task, done: Bytes, total: Bytes) {
         let _ = (task, done, total);
     }
+
+    /// Whether the user has stopped the work; polled while repacked weights are written.
+    fn is_stopped(&self) -> bool {
+        false
+    }
 }
 
 /// A shared [`Observer`].
@@ -26,6 +31,10 @@ pub type SharedObserver = Arc<dyn Observer>;
 /// A task that takes seconds with large models.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Task {
+    /// The CPU's kernels are tuned to the machine. Its length is not known.
+    Tune,
+    /// The model file is read into memory, instead of being mapped.
+    Read,
     /// LoRA adapters are merged into the weights.
     Merge,
     /// Weights are loaded onto the devices.

@@ -8,7 +8,7 @@ use hal::{Bytes, Device};
 use model::{Model, ModelOptions};
 use text::tokenizer::{Tokenizer, Vocab};
 
-use crate::notice::{Notice, Observer, SilentObserver};
+use crate::notice::{Notice, Observer, SilentObserver, Task};
 use crate::options::Computation;
 use crate::{Error, Result, adapters, embedded};
 
@@ -89,6 +89,9 @@ pub fn tokenizer(file: &gguf::File) -> Result<Tokenizer> {
     tokenizer.map_err(|reason| Error::Vocabulary { file: file.name().to_owned(), reason })
 }
 
+/// Bytes read between two reports of progress.
+const READ_AT_ONCE: u64 = 16 << 20;
+
 /// Reads the file into ordinary memory. A split model stays mapped, and a notice says so.
 fn read_whole(file: gguf::File, cpu: &Device, observer: &dyn Observer) -> Result<gguf::File> {
     let [path] = file.paths() else {
@@ -104,10 +107,17 @@ fn read_whole(file: gguf::File, cpu: &Device, observer: &dyn Observer) -> Result
     if !fits || total.is_some_and(|total| Bytes(size) > total) {
         return Err(Error::TooLargeToRead { size: Bytes(size) });
     }
-    let name = path.display().to_string();
-    let read = std::fs::File::open(path).and_then(|f| f.take(size).read_to_end(&mut bytes));
-    read.map_err(|reason| Error::Read { file: name.clone(), reason })?;
-    gguf::File::from_vec(bytes, &name).map_err(Error::File)
+    let failed = |reason| Error::Read { file: path.display().to_string(), reason };
+    let mut input = std::fs::File::open(path).map_err(failed)?;
+    while (bytes.len() as u64) < size {
+        observer.progress(Task::Read, Bytes(bytes.len() as u64), Bytes(size));
+        let most = READ_AT_ONCE.min(size - bytes.len() as u64);
+        if input.by_ref().take(most).read_to_end(&mut bytes).map_err(failed)? == 0 {
+            break;
+        }
+    }
+    observer.progress(Task::Read, Bytes(size), Bytes(size));
+    gguf::File::from_bytes_of(path, bytes).map_err(Error::File)
 }
 
 #[cfg(test)]

@@ -2,10 +2,11 @@
 //! memory, or not at all.
 
 use std::fmt;
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use engine::converted::{self, RepackFile, StaleFile, Weight};
+use engine::converted::{self, RepackFile, StaleFile, Weight, WriteError};
 use engine::{EngineOptions, to_repack};
 use hal::{Bytes, Device};
 use model::Model;
@@ -77,13 +78,16 @@ impl fmt::Display for RepackNotice {
 
 /// Decides where repacked weights come from, and writes the cached file if needed. Returns
 /// `options` with that file, or without repacking if memory is too small for the copy.
+///
+/// # Errors
+/// [`engine::Error::Interrupted`] if the observer stops the writing.
 pub(crate) fn prepare(
     model: &Model,
     options: EngineOptions,
     computation: &Computation,
     cpu: &Device,
     observer: &dyn Observer,
-) -> EngineOptions {
+) -> engine::Result<EngineOptions> {
     let weights = to_repack(model, &options, cpu);
     if weights.is_empty() {
         let wants = EngineOptions { repack: true, ..options.clone() };
@@ -92,28 +96,28 @@ pub(crate) fn prepare(
             let cost = cost_without_repacking(&wanted);
             observer.notice(&Notice::Repack(RepackNotice::Off { cost }));
         }
-        return options;
+        return Ok(options);
     }
     let size = converted::size(&weights);
     let kept = match &computation.cache {
         Some(CacheFolder { path, least }) if computation.mmap && size >= *least => {
-            open_or_write(path, model, &weights, cpu, observer)
+            open_or_write(path, model, &weights, cpu, observer)?
         }
         Some(_) | None => None,
     };
     let options = EngineOptions { converted: kept, ..options };
     if options.converted.is_some() {
-        return options;
+        return Ok(options);
     }
     let rest = MemoryNeed::new(model, &options, cpu).without_weights();
     let free = cpu.memory().ok().and_then(|memory| memory.free);
-    match copy_too_large(size, rest, free, cost_without_repacking(&weights)) {
+    Ok(match copy_too_large(size, rest, free, cost_without_repacking(&weights)) {
         None => options,
         Some(notice) => {
             observer.notice(&Notice::Repack(notice));
             EngineOptions { repack: false, ..options }
         }
-    }
+    })
 }
 
 fn cost_without_repacking(weights: &[Weight]) -> &'static str {
@@ -137,32 +141,35 @@ fn copy_too_large(
 }
 
 /// Opens the cached file, or writes it first. If that fails, sends a notice and returns `None`.
+///
+/// # Errors
+/// [`engine::Error::Interrupted`] if the observer stops the writing.
 fn open_or_write(
     folder: &Path,
     model: &Model,
     weights: &[Weight],
     cpu: &Device,
     observer: &dyn Observer,
-) -> Option<Arc<RepackFile>> {
-    let path = converted::path(folder, &model.file, weights)?;
+) -> engine::Result<Option<Arc<RepackFile>>> {
+    let Some(path) = converted::path(folder, &model.file, weights) else { return Ok(None) };
     let tell = |notice: RepackNotice| observer.notice(&Notice::Repack(notice));
     match RepackFile::open(&path, &model.file, weights) {
-        Ok(converted) => return Some(converted),
+        Ok(converted) => return Ok(Some(converted)),
         Err(StaleFile::Absent) => {}
         Err(stale) => {
             tell(RepackNotice::Stale { path: path.clone(), reason: stale.to_string() });
         }
     }
-    let size = converted::size(weights);
-    tell(RepackNotice::Writing { path: path.clone(), size });
-    let made = write(&path, model, weights, cpu, observer);
-    match made.and_then(|()| {
-        RepackFile::open(&path, &model.file, weights).map_err(|stale| stale.to_string())
-    }) {
-        Ok(converted) => Some(converted),
+    let made = match write(&path, model, weights, cpu, observer) {
+        Ok(()) => RepackFile::open(&path, &model.file, weights).map_err(|stale| stale.to_string()),
+        Err(WriteError::Stopped) => return Err(engine::Error::Interrupted),
+        Err(error) => Err(error.to_string()),
+    };
+    match made {
+        Ok(converted) => Ok(Some(converted)),
         Err(reason) => {
             tell(RepackNotice::NotKept { reason });
-            None
+            Ok(None)
         }
     }
 }
@@ -173,12 +180,20 @@ fn write(
     weights: &[Weight],
     cpu: &Device,
     observer: &dyn Observer,
-) -> Result<(), String> {
+) -> Result<(), WriteError> {
     let size = converted::size(weights);
-    let progress = |done: u64, _: u64| observer.progress(Task::Repack, Bytes(done), size);
+    let progress = |done: u64, _: u64| {
+        // The first call comes once the folder and the disk space are known to suffice.
+        if done == 0 {
+            let path = path.to_owned();
+            observer.notice(&Notice::Repack(RepackNotice::Writing { path, size }));
+        }
+        observer.progress(Task::Repack, Bytes(done), size);
+        if observer.is_stopped() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    };
     let made = converted::write(path, &model.file, weights, cpu, &progress);
     observer.progress(Task::Repack, size, size);
-    made.map_err(|error| error.to_string())
+    made
 }
 
 #[cfg(test)]

@@ -293,7 +293,7 @@ impl Runtime {
         let settings = if on_devices {
             settings
         } else {
-            repack::prepare(model, settings, &self.options.computation, cpu, observer)
+            repack::prepare(model, settings, &self.options.computation, cpu, observer)?
         };
         report_sparsity(model, &settings, observer);
         let need = MemoryNeed::new(model, &settings, cpu);
@@ -391,6 +391,7 @@ pub fn activation_name(model: &Model) -> &'static str {
         (Activation::Silu, _) => "SiLU",
         (Activation::Gelu | Activation::GeluErf, _) => "GELU",
         (Activation::SwigluOai { .. }, _) => "SwiGLU",
+        (Activation::SwigluClamped { .. } | Activation::SiluClamped { .. }, _) => "SiLU",
     }
 }
 

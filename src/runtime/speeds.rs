@@ -93,12 +93,10 @@ impl Speeds {
         backend: &Arc<dyn Backend>,
         threads: usize,
     ) -> Option<usize> {
-        let info = backend.info();
-        let key = format!("{} | {} | {threads} | prefetch", info.name, info.description);
-        let read = |value: &Value| usize::try_from(value.get("prefetch_bytes")?.as_u64()?).ok();
-        if let Some(kept) = self.known.get(&key).filter(|_| !self.remeasure).and_then(read) {
+        if let Some(kept) = self.known_prefetch_distance(backend, threads) {
             return Some(kept);
         }
+        let key = prefetch_key(backend, threads);
         let free = backend.memory().ok().and_then(|memory| memory.free);
         let most = free.map_or(Bytes::MAX, |free| Bytes(free.0 / 4));
         let measured = PrefetchDistance::measure(threads, most)?;
@@ -106,6 +104,16 @@ impl Speeds {
         self.known.insert(key.clone(), figures.clone());
         self.measured.insert(key, figures);
         Some(measured)
+    }
+
+    /// The cached prefetch distance; `None` if it must be measured.
+    pub(crate) fn known_prefetch_distance(
+        &self,
+        backend: &Arc<dyn Backend>,
+        threads: usize,
+    ) -> Option<usize> {
+        let kept = self.known.get(&prefetch_key(backend, threads)).filter(|_| !self.remeasure)?;
+        usize::try_from(kept.get("prefetch_bytes")?.as_u64()?).ok()
     }
 
     /// The measured or cached [`DenseFrom`] of the CPU with `threads` threads and weights of
@@ -217,6 +225,12 @@ pub fn measure_speed(
     let speed = speeds.speed(backend, threads, &USUAL, Bytes::MAX)?;
     speeds.save(observer);
     Ok(speed)
+}
+
+/// The key of the prefetch distance in the file.
+fn prefetch_key(backend: &Arc<dyn Backend>, threads: usize) -> String {
+    let info = backend.info();
+    format!("{} | {} | {threads} | prefetch", info.name, info.description)
 }
 
 /// The values in the file; empty if the file cannot be read.

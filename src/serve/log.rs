@@ -8,7 +8,7 @@ use serde_json::json;
 use crate::clock::timestamp;
 use crate::config::{LogFormat, LogOptions};
 
-/// An answered request.
+/// A request that was answered, or whose client has disconnected.
 #[derive(Debug)]
 pub(crate) struct Access<'a> {
     pub(crate) id: &'a str,
@@ -16,18 +16,41 @@ pub(crate) struct Access<'a> {
     /// The path, without the query.
     pub(crate) path: &'a str,
     pub(crate) status: u16,
-    /// Time until the response began. A stream continues after that.
+    /// Time until the response was sent, or until the client disconnected.
     pub(crate) time: Duration,
+    /// Time until the response began; `None` if the client disconnected before.
+    pub(crate) head: Option<Duration>,
+    pub(crate) end: ResponseEnd,
+}
+
+/// How a response ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ResponseEnd {
+    /// It was sent as a whole.
+    Complete,
+    /// The client disconnected.
+    ClientLeft,
+    /// The server stopped, and its grace period was over.
+    ServerStopped,
 }
 
 pub(crate) fn access(log: &LogOptions, access: &Access<'_>) {
-    let Access { id, method, path, status, time } = access;
+    let Access { id, method, path, status, time, head, end } = access;
     let at = timestamp(SystemTime::now());
-    let millis = (time.as_secs_f64() * 1e4).round() / 10.0;
+    let millis = |time: &Duration| (time.as_secs_f64() * 1e4).round() / 10.0;
     let line = match log.format {
-        LogFormat::Text => format!("{at} {method} {} {status} {millis} ms {id}", plain(path)),
+        LogFormat::Text => {
+            let time = millis(time);
+            let end = match end {
+                ResponseEnd::Complete => "",
+                ResponseEnd::ClientLeft => ", the client disconnected",
+                ResponseEnd::ServerStopped => ", cut off because the server stopped",
+            };
+            format!("{at} {method} {} {status} {time} ms {id}{end}", plain(path))
+        }
         LogFormat::Json => json!({
-            "time": at, "method": method, "path": path, "status": status, "ms": millis, "id": id,
+            "time": at, "method": method, "path": path, "status": status, "ms": millis(time),
+            "head_ms": head.as_ref().map(millis), "complete": *end == ResponseEnd::Complete, "id": id,
         })
         .to_string(),
     };
@@ -72,13 +95,25 @@ mod tests {
     #[test]
     fn a_line_has_the_facts_in_both_formats() {
         let time = Duration::from_micros(1550);
-        let request = Access { id: "r1", method: "GET", path: "/a\nb", status: 200, time };
+        let (path, head) = ("/a\nb", Some(Duration::from_millis(1)));
+        let request = Access {
+            id: "r1",
+            method: "GET",
+            path,
+            status: 200,
+            time,
+            head,
+            end: ResponseEnd::Complete,
+        };
         let text = &logged(LogFormat::Text, |log| access(log, &request))[0];
         assert!(text.ends_with("GET /a\u{fffd}b 200 1.6 ms r1"), "{text}");
         let json = &logged(LogFormat::Json, |log| access(log, &request))[0];
         let json: serde_json::Value = serde_json::from_str(json).unwrap();
         assert_eq!(json["path"], "/a\nb");
-        assert_eq!(json["ms"], 1.6);
+        assert_eq!([&json["ms"], &json["head_ms"]], [1.6, 1.0]);
+        let lost = Access { end: ResponseEnd::ClientLeft, ..request };
+        let text = &logged(LogFormat::Text, |log| access(log, &lost))[0];
+        assert!(text.ends_with("r1, the client disconnected"), "{text}");
     }
 
     #[test]

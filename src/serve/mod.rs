@@ -10,6 +10,7 @@
 //! (fields of requests), `job` (generations of a request), `openai`, `anthropic`, `llama` (the
 //! interfaces), `thermocline` and `page` (the live view).
 
+mod access;
 mod anthropic;
 mod auth;
 mod clock;

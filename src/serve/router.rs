@@ -1,7 +1,5 @@
 //! Routes, and the middleware of all requests: id, log, metrics, API keys, CORS.
 
-use std::time::Instant;
-
 use axum::Router;
 use axum::extract::{MatchedPath, Request, State};
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode};
@@ -9,9 +7,9 @@ use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 
+use crate::access::LogEntry;
 use crate::clock::id;
 use crate::error::ApiError;
-use crate::log::{self, Access};
 use crate::state::App;
 use crate::{anthropic, cors, llama, openai, openapi, page, thermocline};
 
@@ -124,10 +122,10 @@ pub(crate) fn router(app: App) -> Router {
 }
 
 async fn handle_request(State(app): State<App>, request: Request, next: Next) -> Response {
-    let start = Instant::now();
     let in_flight = InFlight::begin(&app);
     let request_id = request_id(request.headers());
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    let entry = LogEntry::new(&app, &request_id, &method, &path);
     let route = request.extensions().get::<MatchedPath>();
     let route = route.map_or("unmatched", MatchedPath::as_str).to_owned();
     let origin = cors::allowed(&app.config.cors, request.headers());
@@ -164,13 +162,11 @@ async fn handle_request(State(app): State<App>, request: Request, next: Next) ->
         response.headers_mut().insert("x-request-id", value.clone());
         response.headers_mut().insert("request-id", value);
     }
-    let (status, time) = (response.status().as_u16(), start.elapsed());
-    let access = Access { id: &request_id, method: method.as_str(), path: &path, status, time };
-    log::access(&app.config.log, &access);
+    let status = response.status().as_u16();
     let method = if is_known(&method) { method.as_str() } else { "other" };
-    app.metrics.record_request(&route, method, status, time);
+    app.metrics.record_request(&route, method, status, entry.elapsed());
     drop(in_flight);
-    response
+    entry.attach(response)
 }
 
 /// Counts a request as in flight until its handler returns or the client disconnects.

@@ -79,7 +79,10 @@ pub(crate) fn layers(engine: &Engine, reserves: &[Bytes]) -> Value {
             Mixer::Attention(_) => "attention",
             Mixer::ShortConv(_) => "short_conv",
             Mixer::GatedDelta(_) => "delta_rule",
+            Mixer::Mamba1(_) => "mamba",
             Mixer::Mamba2(_) => "mamba2",
+            Mixer::Rwkv7(_) => "rwkv7",
+            Mixer::Parallel { .. } => "attention_and_mamba2",
         };
         json!({
             "index": i,

@@ -342,7 +342,7 @@ fn the_end_of_turn_token_is_shown_but_not_in_the_next_prompt() {
 fn a_slash_command_may_span_lines() {
     let output = chat(&[], Some("/system Be \\\nvery \\\nbrief.\n/system\n/exit\n"));
     check_done(&output);
-    assert!(stderr(&output).contains("Be \\nvery \\nbrief."), "{}", stderr(&output));
+    assert!(stderr(&output).contains("\nBe \nvery \nbrief.\n"), "{}", stderr(&output));
     assert_eq!(stdout(&output), "", "no line was sent as a message");
     let reverse = chat(&["-mli"], Some("/system Be brief.\n/system\n/exit\n"));
     assert!(stderr(&reverse).contains("\nBe brief.\n"), "{}", stderr(&reverse));

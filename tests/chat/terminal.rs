@@ -115,10 +115,13 @@ fn a_terminal_and_a_template_start_a_conversation() {
     terminal.wait_for_prompt(3);
     terminal.tmux(&["send-keys", "-l", "half a line"]);
     terminal.press_key("C-c");
+    terminal.wait_for_prompt(4);
+    // A dropped line does not count: only two presses at an empty line exit.
+    terminal.press_key("C-c");
     terminal.wait_for("hint how to exit", |screen| screen.contains("Ctrl-D or /exit exits"));
     terminal.type_line("/nonsense");
     terminal.wait_for("error message", |screen| screen.contains("unknown command /nonsense"));
-    terminal.wait_for_prompt(5);
+    terminal.wait_for_prompt(6);
     terminal.press_key("C-d");
     terminal.wait_for_shell();
     terminal.type_line("echo code $?");
@@ -146,4 +149,23 @@ fn a_stopped_single_turn_exits_as_interrupted() {
     terminal.wait_for_shell();
     terminal.type_line("echo code $?");
     terminal.wait_for("exit", |screen| screen.lines().any(|line| line.starts_with("code 130")));
+}
+
+/// Lines that arrive together, as without bracketed paste, are each answered.
+#[test]
+fn lines_that_arrive_together_are_all_answered() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(terminal) = Terminal::start(folder.path()) else {
+        println!("skipped: tmux is not installed, or cannot start");
+        return;
+    };
+    terminal.wait_for_shell();
+    let program = env!("CARGO_BIN_EXE_thermocline");
+    terminal.type_line(&format!("{program} chat -n 4 --backend cpu --repack-cache off"));
+    terminal.wait_for_prompt(0);
+    terminal.tmux(&["set-buffer", "line one\nline two\nline three\n"]);
+    terminal.tmux(&["paste-buffer"]);
+    terminal.wait_for_prompt(3);
+    terminal.type_line("/stats");
+    terminal.wait_for("counts", |screen| screen.contains("| 3 questions |"));
 }

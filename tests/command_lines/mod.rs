@@ -58,7 +58,7 @@ const ACCEPTED: &[&str] = &[
     "-m gone.gguf -f FILE --color -c 2048 -n 200 --temp 0.5 --top_k 5 --top_p 0.99 --repeat_last_n 64 --repeat_penalty 1.0",
     "-m gone.gguf -sys 'You are a pirate' -p hello -st -n 16 --no-warmup --simple-io -c 512 -b 512 --seed 7 -ngl 0 --main-gpu 0 -sm none",
     "-m gone.gguf -mli --multiline-input -p Once -n 4",
-    "-m gone.gguf -p 'Once upon a time' -n 16 --logdir logs --log-file x.log --log-disable",
+    "-m gone.gguf -p 'Once upon a time' -n 16 --logdir logs --log-file FILE.log --log-disable",
     "-m gone.gguf -md s.gguf --spec-type draft-mtp --spec-draft-n-max 2 -np 1 -fa on -n 4 -p hi",
     "-m gone.gguf --n-cpu-ffn 4 -n 4 -p hi",
     "serve -m gone.gguf -c 16384 -np 4 --port 0 --threads-http 4 --cache-reuse 256 --cache-ram 16384 --metrics --slots",
@@ -136,6 +136,8 @@ const REFUSED: &[(&str, &str)] = &[
     ("--top-p 2", "invalid value 2 for --top-p: must be a number from 0 to 1"),
     ("--temp hot", "'hot' is not a number"),
     ("-mmp 0,1 -m m.gguf", "only `bench` runs them in turn"),
+    ("-m m.gguf -p Once -fa bogus", "invalid value 'bogus' for -fa"),
+    ("-m m.gguf -fa=maybe", "write on, off or auto; a prompt goes after -p"),
     ("--color=perhaps", "help: possible values: on, off, auto"),
 ];
 
@@ -151,6 +153,21 @@ fn posted_command_lines_are_accepted() {
         assert_eq!(output.status.code(), Some(3), "{line}: {text}");
         assert!(text.contains("gone.gguf"), "{line}: {text}");
     }
+}
+
+#[test]
+fn a_log_file_gets_notes_and_errors() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("run.log");
+    let log_flag = ["--log-file", log.to_str().unwrap()];
+    let output = thermocline(&[&["-p", "Once", "-n", "1"][..], &log_flag].concat());
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert_eq!(std::fs::read_to_string(&log).unwrap(), stderr(&output));
+    let failed = thermocline(&[&["-m", "gone.gguf", "-p", "Once"][..], &log_flag].concat());
+    let text = std::fs::read_to_string(&log).unwrap();
+    assert_eq!(text, stderr(&output) + &stderr(&failed), "the log is appended to");
+    let refused = thermocline(&["-p", "Once", "--log-file", "m.gguf"]);
+    assert!(stderr(&refused).contains("-m the model"), "{}", stderr(&refused));
 }
 
 #[test]
@@ -262,6 +279,8 @@ fn llama_cpps_variables_count_where_ours_are_not_set() {
     assert!(stderr(&ours).contains("in THERMOCLINE_ARG_N_PREDICT: "), "{}", stderr(&ours));
     let images = with(&[("LLAMA_ARG_MMPROJ", "a")]);
     assert!(stderr(&images).contains("LLAMA_ARG_MMPROJ=a: "), "{}", stderr(&images));
+    let flash = with(&[("LLAMA_ARG_FLASH_ATTN", "bogus")]);
+    assert!(stderr(&flash).contains("'bogus' in LLAMA_ARG_FLASH_ATTN"), "{}", stderr(&flash));
     let port = with(&[("LLAMA_ARG_PORT", "x"), ("LLAMA_ARG_STATIC_PATH", "x")]);
     assert_eq!(port.status.code(), Some(3), "`run` has no server: {}", stderr(&port));
 }

@@ -154,12 +154,12 @@ fn the_folder_is_listed_and_cleared() {
         assert!(output.status.success());
         String::from_utf8(output.stdout).unwrap()
     };
-    assert!(command("list").contains("in 0 files"));
+    assert!(command("list").contains("0 B  of repacked weights in 0 files"));
     place.run_with_cache(&cache, &[]);
     fs::write(cache.join("99-0.x.thermocline.part"), [0; 100]).unwrap();
     fs::write(cache.join("somebody's.gguf"), [0; 100]).unwrap();
     let list = command("list");
-    assert!(list.contains("story.gguf)") && list.contains("in 1 files"), "{list}");
+    assert!(list.contains("story.gguf)") && list.contains("in 1 file in"), "{list}");
     fs::remove_file(place.folder.path().join("story.gguf")).unwrap();
     assert!(command("list").contains("story.gguf, which no longer exists)"));
     assert!(command("clear").contains("freed in"));

@@ -1,6 +1,7 @@
 //! Peak memory of loading, as Linux counts it, in a separate process.
 #![cfg(target_os = "linux")]
 
+use std::ops::ControlFlow;
 use std::process::Command;
 use std::sync::Arc;
 use std::{env, fs};
@@ -37,7 +38,8 @@ fn load_in_a_child_process() {
     if folder.join("kept").exists() {
         let path = converted::path(&folder, &model.file, &weights).unwrap();
         if !path.exists() {
-            converted::write(&path, &model.file, &weights, &cpu, &|_, _| {}).unwrap();
+            converted::write(&path, &model.file, &weights, &cpu, &|_, _| ControlFlow::Continue(()))
+                .unwrap();
         }
         options.converted = Some(RepackFile::open(&path, &model.file, &weights).unwrap());
     }

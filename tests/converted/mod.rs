@@ -5,13 +5,14 @@ mod command;
 mod memory;
 
 use std::fs;
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use hal::format::Format;
 use hal::{Bytes, Device, StoredPack};
-use thermocline::converted::{self, RepackFile, StaleFile, Weight};
+use thermocline::converted::{self, RepackFile, StaleFile, Weight, WriteError};
 use thermocline::devices;
 use thermocline::engine::{Engine, EngineOptions, LogitsRequest, Sparsity, to_repack};
 use thermocline::gguf::File;
@@ -62,7 +63,8 @@ impl Fixture {
         let (model, cache) = (model_at(&source), folder.path().join("a/cache"));
         let weights = to_repack(&model, &options(), &cpu);
         let target = converted::path(&cache, &model.file, &weights).unwrap();
-        converted::write(&target, &model.file, &weights, &cpu, &|_, _| {}).unwrap();
+        converted::write(&target, &model.file, &weights, &cpu, &|_, _| ControlFlow::Continue(()))
+            .unwrap();
         Fixture { _folder: folder, source, target, cpu }
     }
 
@@ -88,6 +90,25 @@ fn cached_packs_give_the_same_bits_and_take_no_memory() {
     assert!(mapped + packs <= in_memory, "{mapped} booked, without the file {in_memory}");
     let folder = fixture.target.parent().unwrap();
     assert_eq!(fs::read_dir(folder).unwrap().count(), 1, "nothing else is left behind");
+}
+
+/// The writing can be stopped before each weight, and then leaves nothing behind.
+#[test]
+fn a_stopped_writing_leaves_no_file() {
+    let fixture = Fixture::new();
+    let model = model_at(&fixture.source);
+    let (weights, target) = (fixture.weights(&model), fixture.target.with_file_name("stopped"));
+    for n_calls in 1..=weights.len() {
+        let calls = AtomicUsize::new(0);
+        let stop = |_: u64, _: u64| match calls.fetch_add(1, Ordering::Relaxed) + 1 {
+            n if n == n_calls => ControlFlow::Break(()),
+            _ => ControlFlow::Continue(()),
+        };
+        let written = converted::write(&target, &model.file, &weights, &fixture.cpu, &stop);
+        assert!(matches!(written, Err(WriteError::Stopped)), "{n_calls}: {written:?}");
+        let folder = fixture.target.parent().unwrap();
+        assert_eq!(fs::read_dir(folder).unwrap().count(), 1, "{n_calls}");
+    }
 }
 
 #[test]

@@ -57,7 +57,7 @@ fn placements(model: &Model, n: u64) -> Vec<Placement> {
 
 fn check_mixers_on(backend: &Arc<dyn Backend>) {
     let fixtures = mixed();
-    assert_eq!(fixtures.len(), 12);
+    assert_eq!(fixtures.len(), 17);
     for fixture in fixtures {
         for placement in placements(&fixture.model, 3) {
             let device = Device::new(Arc::clone(backend), DeviceId(1), Bytes::MAX);
@@ -299,6 +299,36 @@ fn hostile_keys_of_mamba2_are_refused() {
 }
 
 #[test]
+fn hostile_keys_of_mamba1_are_refused() {
+    for name in ["mamba", "jamba", "plamo2"] {
+        assert!(ChangedModel::new(name).model().is_ok(), "{name}");
+        let mamba = |key: &str, value: u32, says: &str| {
+            ChangedModel::new(name).key(&format!("{name}.ssm.{key}"), value).fails(says);
+        };
+        for key in ["state_size", "time_step_rank", "conv_kernel", "inner_size"] {
+            mamba(key, 0, "is 0");
+            mamba(key, u32::MAX, "expected 1 to 16777216");
+            let missing = ChangedModel::new(name).without(&format!("{name}.ssm.{key}"));
+            missing.fails(&format!("key `{name}.ssm.{key}` is missing"));
+        }
+        mamba("inner_size", 48, "blk.0.ssm_");
+        mamba("inner_size", 1 << 24, "blk.0.ssm_");
+        mamba("state_size", 1 << 24, "blk.0.ssm_");
+        mamba("conv_kernel", 3, "blk.0.ssm_conv1d.weight");
+        for tensor in ["ssm_a", "ssm_d", "ssm_dt.bias", "ssm_x.weight", "ssm_out.weight"] {
+            ChangedModel::new(name).without(&format!("blk.0.{tensor}")).fails(tensor);
+        }
+    }
+    ChangedModel::new("plamo2")
+        .key("plamo2.ssm.time_step_rank", 5u32)
+        .fails("a divisor of the inner size 16");
+    ChangedModel::new("jamba").without("blk.0.ssm_b_norm.weight").fails("ssm_b_norm");
+    ChangedModel::new("falcon-h1").without("blk.0.attn_q.weight").fails("attn_q");
+    // The norm of the heads is optional.
+    assert!(ChangedModel::new("falcon-h1").without("blk.1.ssm_norm.weight").model().is_ok());
+}
+
+#[test]
 fn hostile_scales_are_refused() {
     assert!(ChangedModel::new("granitehybrid").model().is_ok());
     for key in ["embedding_scale", "residual_scale", "logit_scale"] {
@@ -313,6 +343,59 @@ fn hostile_scales_are_refused() {
     ChangedModel::new("granitehybrid")
         .key("granitehybrid.attention.head_count_kv", list)
         .fails("a divisor of the 4 heads");
+}
+
+#[test]
+fn hostile_keys_of_rwkv7_are_refused() {
+    assert!(ChangedModel::new("rwkv7").model().is_ok());
+    let rwkv = |key: &str, value: u32, says: &str| {
+        ChangedModel::new("rwkv7").key(&format!("rwkv7.{key}"), value).fails(says);
+    };
+    rwkv("wkv.head_size", 0, "is 0");
+    rwkv("wkv.head_size", u32::MAX, "expected 1 to 16777216");
+    rwkv("wkv.head_size", 24, "a divisor of the embedding size 64");
+    rwkv("token_shift_count", 1, "expected 2");
+    rwkv("feed_forward_length", 32, "blk.0.channel_mix_key.weight");
+    for tensor in ["lerp_fused", "w0", "v1", "a2", "k_k", "ln", "output"] {
+        let tensor = format!("blk.1.time_mix_{tensor}.weight");
+        ChangedModel::new("rwkv7").without(&tensor).fails(&tensor);
+    }
+    ChangedModel::new("rwkv7").without("blk.0.channel_mix_lerp_k.weight").fails("lerp_k");
+    // The first layer's values have no share of their own.
+    assert!(ChangedModel::new("rwkv7").without("blk.0.time_mix_v1.weight").model().is_ok());
+}
+
+#[test]
+fn hostile_keys_of_routing_and_scores_are_refused() {
+    for name in ["llama4", "grok", "muse-glimmer", "cohere2moe"] {
+        assert!(ChangedModel::new(name).model().is_ok(), "{name}");
+    }
+    let llama4 = ChangedModel::new("llama4").key("llama4.expert_used_count", 2u32);
+    llama4.fails("expected at most 1");
+    ChangedModel::new("llama4").key("llama4.expert_count", 1025u32).fails("at most 1024");
+    for scale in [-1.0f32, f32::NAN, f32::INFINITY] {
+        let grok = ChangedModel::new("grok").key("grok.attention.output_scale", scale);
+        grok.fails("a finite number of at least 0");
+    }
+    ChangedModel::new("grok").without("blk.0.layer_output_norm.weight").fails("post_ffw_norm");
+    for (name, key) in [("step35", "clamp_exp"), ("step35", "clamp_shexp"), ("maple", "clamp_exp")]
+    {
+        assert!(ChangedModel::new(name).model().is_ok(), "{name}");
+        let key = format!("{name}.swiglu_{key}");
+        for limit in [-1.0f32, f32::NAN, f32::INFINITY] {
+            let list = Array::F32(vec![0.5, limit]);
+            ChangedModel::new(name).key(&key, list).fails("finite numbers of at least 0");
+        }
+        let short = Array::F32(vec![0.5]);
+        ChangedModel::new(name).key(&key, short).fails("a number for each of the 2 layers");
+        assert!(ChangedModel::new(name).key(&key, 0.5f32).model().is_ok());
+    }
+    // Grok 1 has no dense block beside the experts.
+    let mut grok = ChangedModel::new("grok");
+    for part in ["gate", "up", "down"] {
+        grok = grok.without(&format!("blk.0.ffn_{part}.weight"));
+    }
+    assert!(grok.model().is_ok());
 }
 
 #[test]

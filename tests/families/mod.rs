@@ -227,7 +227,7 @@ fn traits(spec: &ArchSpec) -> Vec<String> {
         format!("gate {:?}", spec.gate),
         format!("positions {:?}", discriminant(&spec.positions)),
         format!("ALiBi {:?}", discriminant(&spec.alibi)),
-        format!("scores {:?} {}", discriminant(&spec.attn_scale), spec.embedding_norm),
+        format!("scores {:?} {:?}", discriminant(&spec.attn_scale), spec.embedding_norm),
         format!("windows {:?}", spec.global_layers.map(|global| global.first)),
         format!("rotary {:?}", spec.rotary),
         format!("YaRN {:?}", spec.yarn_log),
@@ -239,7 +239,10 @@ fn traits(spec: &ArchSpec) -> Vec<String> {
         format!("neurons {} {}", spec.half_n_ff, spec.feed_forward),
         format!("ffn {:?} {:?}", spec.ffn, discriminant(&spec.activation)),
         format!("experts {:?} {:?}", routing.input, routing.scoring),
-        format!("weights {}", routing.renormalise),
+        format!("weights {} {}", routing.renormalise, routing.scales_input),
+        format!("dense {:?} {}", spec.dense_beside, routing.averages),
+        format!("limits {:?}, half of RoPE {}", spec.clamp, spec.half_rotary),
+        format!("chunks {}, own epsilon {}", spec.chunk.is_some(), spec.post_norm_eps.is_some()),
     ]
 }
 

@@ -1,7 +1,9 @@
 //! Files on disk: split models, errors for files that are not models, and writes that leave a
 //! complete file or none.
 
-use std::{fs, path::Path};
+use std::fs;
+use std::path::Path;
+use std::time::{Duration, SystemTime};
 
 use super::{contents, fill, small, small_bytes};
 use thermocline::gguf::{Container, File, TensorType, Writer};
@@ -160,4 +162,23 @@ fn parts_that_do_not_match_are_named() {
     writer.set("split.count", u64::MAX).unwrap();
     writer.create(&part(1)).unwrap().finish().unwrap();
     check(&broken(1), "expected at most 99999, found 18446744073709551615");
+}
+
+/// Writing a file removes what a killed process left of the same file, and nothing else.
+#[test]
+fn abandoned_temporary_files_are_removed() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let long_ago = SystemTime::now() - Duration::from_secs(3600);
+    let names =
+        ["12-0.m.gguf.part", "12-0.other.gguf.part", "notes.m.gguf.part", "13-1.m.gguf.part"];
+    for (name, time) in names.iter().zip([long_ago, long_ago, long_ago, SystemTime::now()]) {
+        let file = fs::File::create(path(name)).unwrap();
+        file.set_modified(time).unwrap();
+    }
+    write_part(&path("m.gguf"), 0, 1, 1, "t");
+    let mut left: Vec<_> =
+        fs::read_dir(folder.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
+    left.sort();
+    assert_eq!(left, ["12-0.other.gguf.part", "13-1.m.gguf.part", "m.gguf", "notes.m.gguf.part"]);
 }

@@ -95,14 +95,24 @@ fn broken_servers_are_reported() {
     fail(&run(&hub, home.path(), &PULL), &["answered with status 503", "try again later"]);
 }
 
+/// Times from the first new data to each of ten interrupts.
+fn random_delays() -> [Duration; 10] {
+    let mut random = ChaCha8Rng::seed_from_u64(rand::random());
+    std::array::from_fn(|_| Duration::from_micros(random.random_range(0..40_000)))
+}
+
+/// Interrupted ten times at random moments, the download is never used before it is complete, and
+/// then right.
 #[test]
 #[cfg(unix)]
 fn an_interrupted_download_continues() {
     let home = TempDir::new().unwrap();
     let model = data(1, 200_000);
     let hub = TestHub::start(&[("tiny.gguf", &model)], Fault::Slow);
-    for args in [&PULL[..], &["run", REPOSITORY, "Hi"], &["chat", REPOSITORY]] {
+    let lines = [&PULL[..], &["run", REPOSITORY, "Hi"], &["chat", REPOSITORY]];
+    for (args, delay) in lines.into_iter().cycle().zip(random_delays()) {
         let child = start_slow(&hub, home.path(), args);
+        thread::sleep(delay);
         let id = child.id().to_string();
         assert!(Command::new("kill").args(["-INT", &id]).status().unwrap().success());
         let out = child.wait_with_output().unwrap();

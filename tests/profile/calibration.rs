@@ -17,7 +17,7 @@ use thermocline::profile::{Gatherer, Profile, Text, calibrate, finish};
 use thermocline::tokenizer::{Tokenizer, Vocab};
 
 use crate::placement_is_invisible::{cpu_device, ignore_notices};
-use crate::support::packed::families;
+use crate::support::packed::{families, unpack};
 use crate::support::{Tiny, within};
 
 const LIMIT: Duration = Duration::from_secs(240);
@@ -76,7 +76,7 @@ fn counts_of_the_built_in_model_match_pytorch() {
         }
         assert_eq!((profile.n_tokens(), profile.is_finished()), (11443, true));
         // The file has counts as `[n_layer, n_ff]` in U32.
-        let counts = fs::read(reference("activation_counts.npy")).unwrap();
+        let counts = unpack(&reference("activation_counts.npy.gz"));
         let counts = &counts[counts.len() - 4 * hyper.n_layer * model.max_n_ff()..];
         let counts: Vec<u64> =
             counts.as_chunks().0.iter().map(|&b| u32::from_le_bytes(b).into()).collect();

@@ -5,7 +5,8 @@ mod schedules;
 pub(crate) use schedules::on_device;
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 use std::time::Duration;
 
 use hal::Bytes;
@@ -259,5 +260,46 @@ fn an_interrupted_step_leaves_all_sequences_unchanged() {
         let expected = [(0, &[1, 2, 3, 4][..]), (1, &[5, 6])]
             .map(|(index, ids)| (index, logits_of(&mut alone, ids, &[4]).pop().unwrap()));
         assert_eq!((&rows[..], lens), (&expected[..], [4, 2]));
+    });
+}
+
+/// A prompt that is interrupted at some moment and fed again has the bits of an uninterrupted one.
+#[test]
+fn a_prompt_interrupted_at_any_moment_continues_with_the_same_bits() {
+    within(LIMIT, || {
+        let model = Tiny::default().model();
+        let ids = text(320, 3);
+        let options = EngineOptions { n_ubatch: 64, ..options(1) };
+        let mut engine = load(&model, vec![cpu_device(2)], options, None);
+        let mut feed = |sequence: &mut Option<Sequence>, interrupt: &AtomicBool| {
+            let sequence = sequence.get_or_insert_with(|| engine.new_sequence());
+            let (mut last, rest) = (Vec::new(), &ids[sequence.tokens().len()..]);
+            let keep = &mut |_: usize, row: &[f32]| last = row.to_vec();
+            let fed = engine.feed(sequence, rest, LogitsRequest::Last, interrupt, keep);
+            fed.map(|_| last)
+        };
+        let never = AtomicBool::new(false);
+        let expected = feed(&mut None, &never).unwrap();
+        let mut n_interrupted = 0;
+        for delay in (0..200).map(|i| Duration::from_micros(20 * i)) {
+            let mut sequence = None;
+            let interrupt = AtomicBool::new(false);
+            let fed = thread::scope(|scope| {
+                scope.spawn(|| {
+                    thread::sleep(delay);
+                    interrupt.store(true, Ordering::Relaxed);
+                });
+                feed(&mut sequence, &interrupt)
+            });
+            let last = match fed {
+                Err(Error::Interrupted) => {
+                    n_interrupted += 1;
+                    feed(&mut sequence, &never).unwrap()
+                }
+                fed => fed.unwrap(),
+            };
+            assert!(last == expected, "interrupted after {delay:?}");
+        }
+        assert!(n_interrupted > 0);
     });
 }

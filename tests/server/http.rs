@@ -301,12 +301,52 @@ fn the_live_view_has_layers_and_events() {
     }
 }
 
-#[test]
-fn the_log_has_no_queries_keys_or_prompts() {
+/// A log in JSON, and its lines.
+fn json_log() -> (LogOptions, Arc<Mutex<Vec<String>>>) {
     let lines = Arc::new(Mutex::new(Vec::<String>::new()));
     let sink = Arc::clone(&lines);
     let sink = Arc::new(move |line: &str| sink.lock().unwrap().push(line.to_owned()));
-    let log = LogOptions { format: LogFormat::Json, verbose: true, sink };
+    (LogOptions { format: LogFormat::Json, verbose: true, sink }, lines)
+}
+
+/// A stream is logged at its end, and a request whose client has left is logged as such.
+#[test]
+fn the_log_has_streams_and_lost_clients() {
+    let (log, lines) = json_log();
+    let server = start(Config { log, ..config() });
+    let client = &server.client;
+    let logged = |id: &str| {
+        let mut found = None;
+        wait_for("the line of the request", || {
+            let lines = lines.lock().unwrap();
+            let mut lines = lines.iter().map(|line| serde_json::from_str::<Value>(line).unwrap());
+            found = lines.find(|line| line["id"] == id);
+            found.is_some()
+        });
+        found.unwrap()
+    };
+    let named = |id: &str| client.with_header("x-request-id", id);
+    let request = |n: usize, stream: bool| json!({ "prompt": "Once", "n_predict": n, "ignore_eos": true, "stream": stream });
+    named("streamed").post("/completion", &request(40, true)).events();
+    let line = logged("streamed");
+    assert_eq!((&line["status"], &line["complete"]), (&json!(200), &json!(true)), "{line}");
+    assert!(line["ms"].as_f64() > line["head_ms"].as_f64(), "{line}");
+    named("head").send("HEAD", "/health", None);
+    assert_eq!(logged("head")["complete"], true);
+    for (id, stream, status) in [("left", false, 499), ("cut", true, 200)] {
+        let body = request(LONG_ANSWER, stream).to_string();
+        let open = named(id).open("POST", "/completion", Some(body.as_bytes()));
+        wait_for("the request runs", || load(client).0 == 1);
+        drop(open);
+        let line = logged(id);
+        assert_eq!((&line["status"], &line["complete"]), (&json!(status), &json!(false)), "{line}");
+        wait_for("the request ends", || load(client).0 == 0);
+    }
+}
+
+#[test]
+fn the_log_has_no_queries_keys_or_prompts() {
+    let (log, lines) = json_log();
     let server = start(Config { log, keys: vec!["sk-secret".into()], ..config() });
     let client = server.client.with_header("authorization", "Bearer sk-secret");
     let body = json!({ "prompt": "Once upon a secret", "n_predict": 1, "odd": 1 });

@@ -16,7 +16,7 @@ pub(crate) fn unpack(packed: &Path) -> Vec<u8> {
 
 /// The content of a file of planes: the bytes at every `width`-th position, from each of the first
 /// `width` positions on. The bytes of F16 weights and F32 logits compress better apart.
-fn unpack_planes(packed: &Path, width: usize) -> Vec<u8> {
+pub(crate) fn unpack_planes(packed: &Path, width: usize) -> Vec<u8> {
     let planes = unpack(packed);
     let mut bytes = vec![0; planes.len()];
     let places = (0..width).flat_map(|first| (first..planes.len()).step_by(width));

@@ -161,7 +161,7 @@ fn only_commands_do_io(tree: &Tree) -> Vec<String> {
     // settings to build scripts in variables.
     let below = |f: &&Source| {
         let may = ["src/cli/", "src/main.rs", "examples/"];
-        !may.iter().any(|path| f.path.starts_with(path)) && !f.path.ends_with("/build.rs")
+        !may.iter().any(|path| f.path.starts_with(path)) && !f.path.ends_with("build.rs")
     };
     for file in tree.rust().filter(below) {
         for (line, name) in file.names() {

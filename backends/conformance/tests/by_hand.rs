@@ -6,7 +6,7 @@ use hal::format::Format;
 use hal::op::{
     Activation, Attention, Down, ExpertRanges, FfnKind, GateActivation, GatedDelta, HeadMapping,
     HiddenActivation, MatMul, Mul, NEVER_DENSE, Norm, NormKind, Pairing, Predict, Rope, Route,
-    Scoring, ShortConv, Skip, SparseFfn, SsmScan,
+    Scoring, ShortConv, Skip, SparseFfn, SsmScan, Window, Wkv7,
 };
 use hal::{
     Batch, BatchFacts, BatchSeq, BatchShape, BatchToken, Device, HostRowSet, HostRows, KV_BLOCK,
@@ -212,10 +212,13 @@ fn attention_applies_softmax_within_its_window() {
     b.run(op(None, None));
     // The softmax weights are 1/7, 2/7, 4/7 in head 0 and 4/7, 2/7, 1/7 in head 1.
     b.expect(&y, &[1.0 + 4.0 + 16.0, 4.0 + 4.0 + 4.0]);
-    b.run(op(Some(2), None));
+    b.run(op(Some(Window::Sliding(2)), None));
     b.expect(&y, &[(28.0 + 112.0) / 6.0, (28.0 + 28.0) / 3.0]);
-    b.run(op(Some(1), Some(sinks)));
+    b.run(op(Some(Window::Sliding(1)), Some(sinks)));
     b.expect(&y, &[28.0 * 4.0 / 5.0, 28.0 * 0.25 / 1.25]);
+    // Position 2 begins a chunk of 2 positions.
+    b.run(op(Some(Window::Chunk(2)), None));
+    b.expect(&y, &[28.0, 28.0]);
 }
 
 fn ffn(b: &mut OracleDevice, gate: &[f32], up: &[f32], down: &[f32]) -> SparseFfn<Tensor> {
@@ -446,4 +449,51 @@ fn recurrent_layers_carry_their_state() {
     b.run(op);
     b.expect(&y.rows(0..1), &[3.0]);
     b.expect(&state, &[0.0, 3.0]);
+}
+
+#[test]
+fn scans_with_many_rates_and_rwkv7_follow_their_formulas() {
+    let mut b = OracleDevice::new();
+    let batch = b.batch(&[2]);
+    // dt = 1; the decay factors are 1/2 and 1/4. S becomes [2 + 3 * 2, 1 + 3 * 1].
+    let (y, state) = (b.f32s(1, 1, &[0.0]), b.f32s(1, 2, &[4.0, 4.0]));
+    let op = SsmScan {
+        x: b.f32s(1, 1, &[3.0]),
+        dt: b.f32s(1, 1, &[1f32.exp_m1().ln()]),
+        dt_bias: b.f32s(1, 1, &[0.0]),
+        a: b.f32s(1, 2, &[0.5f32.ln(), 0.25f32.ln()]),
+        b: b.f32s(1, 2, &[2.0, 1.0]),
+        c: b.f32s(1, 2, &[1.0, 10.0]),
+        d: b.f32s(1, 1, &[100.0]),
+        batch: batch.clone(),
+        state: state.clone(),
+        y: y.clone(),
+        n_group: 1,
+    };
+    b.run(op);
+    let got = [b.read(&y), b.read(&state)].concat();
+    assert!(got.iter().zip([348.0, 8.0, 4.0]).all(|(a, b)| (a - b).abs() < 1e-3), "{got:?}");
+
+    // A decay of 1, a rate of 1/2 and half of the first layer's value. The key of -2 has the
+    // direction -1, and k' = -2 * (1 + 4 * (1/2 - 1)) = 2. S becomes 3 + 2 * 5 - 1/2 * 3.
+    let (y, bonus, state) = (b.f32s(1, 1, &[0.0]), b.f32s(1, 1, &[0.0]), b.f32s(1, 1, &[3.0]));
+    let op = Wkv7 {
+        r: b.f32s(1, 1, &[10.0]),
+        w: b.f32s(1, 1, &[-1000.0]),
+        k: b.f32s(1, 1, &[-2.0]),
+        v: b.f32s(1, 1, &[4.0]),
+        a: b.f32s(1, 1, &[0.0]),
+        first: Some(b.f32s(1, 1, &[6.0])),
+        mix: Some(b.f32s(1, 1, &[0.0])),
+        vectors: b.f32s(4, 1, &[7.0, 4.0, 0.5, 0.25]),
+        batch,
+        state: state.clone(),
+        y: y.clone(),
+        bonus: bonus.clone(),
+        n_head: 1,
+    };
+    b.run(op);
+    b.expect(&state, &[11.5]);
+    b.expect(&y, &[115.0]);
+    b.expect(&bonus, &[2.0 * 10.0 * 0.5 * 5.0 + 0.25]);
 }

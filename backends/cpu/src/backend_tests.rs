@@ -1,6 +1,7 @@
 use std::sync::Mutex;
 
-use hal::{Device, DeviceId, TensorDesc, format::Format};
+use hal::op::{self, MAX_COUNTED_TOKENS};
+use hal::{Device, DeviceId, Program, TensorDesc, format::Format};
 
 use super::*;
 use crate::options::Numa;
@@ -12,6 +13,45 @@ fn collect_notices(options: CpuOptions) -> (CpuOptions, Arc<Mutex<Vec<String>>>)
     let list = Arc::clone(&notices);
     let notice = Notice::new(move |text| list.lock().unwrap().push(text.to_owned()));
     (CpuOptions { notice, ..options }, notices)
+}
+
+/// A program of 32 adds that each add 1 to `n_tokens` rows, after a matrix product that tells the
+/// backend how many tokens the program is for.
+fn counting_program(device: &Device, n_tokens: usize) -> (Program, Tensor) {
+    let alloc = |label, rows| device.alloc(label, TensorDesc::new(rows, 64, Format::F32)).unwrap();
+    let (w, x, sum) = (alloc("w", 64), alloc("x", n_tokens), alloc("sum", n_tokens));
+    let y = device.alloc("y", TensorDesc::new(n_tokens, 64, Format::F32)).unwrap();
+    let mut queue = device.queue("fill").unwrap();
+    queue.write(&w, &vec![0; 64 * 64 * 4]).unwrap();
+    queue.write(&x, bytemuck::cast_slice(&vec![1_f32; n_tokens * 64])).unwrap();
+    queue.write(&sum, &vec![0; n_tokens * 64 * 4]).unwrap();
+    let mut recorder = device.record("count");
+    recorder.push(op::MatMul { w, x: x.clone(), bias: None, y }).unwrap();
+    for _ in 0..32 {
+        recorder.push(op::Add { a: x.clone(), x: sum.clone() }).unwrap();
+    }
+    (recorder.finish().unwrap(), sum)
+}
+
+/// A program for a long prompt ends soon after its cancellation; one whose active neurons are counted
+/// runs to its end.
+#[test]
+fn a_long_program_can_be_cancelled() {
+    let device = Device::new(CpuBackend::new(CpuOptions::default()), DeviceId(0), Bytes::MAX);
+    let mut queue = device.queue("run").unwrap();
+    for n_tokens in [MAX_COUNTED_TOKENS, MAX_COUNTED_TOKENS + 1] {
+        let (program, sum) = counting_program(&device, n_tokens);
+        let mut replay = |cancel: bool| {
+            let run = queue.replay_cancellable(&program, &AtomicBool::new(cancel)).map(drop);
+            let mut first = [0.0];
+            queue.read_f32(&sum.rows(0..1), &mut first).unwrap();
+            (run, first[0])
+        };
+        assert_eq!(replay(false), (Ok(()), 32.0));
+        let cancelled = n_tokens > MAX_COUNTED_TOKENS;
+        let expected = if cancelled { (Err(Error::Cancelled), 32.0) } else { (Ok(()), 64.0) };
+        assert_eq!(replay(true), expected, "{n_tokens} tokens");
+    }
 }
 
 /// With two NUMA nodes, weights are spread over both.

@@ -15,7 +15,8 @@ pub(crate) struct CpuProgram {
     kernels: Vec<Box<dyn Kernel>>,
     /// For each phase of the program: the index of the kernel, and the kernel's phase.
     phases: Vec<(u32, u32)>,
-    has_many_tokens: bool,
+    /// Largest number of rows of the inputs of a matrix product.
+    n_tokens: usize,
     /// Keeps the memory of the kernels' views alive.
     _tensors: Vec<Tensor>,
 }
@@ -54,16 +55,15 @@ impl CpuProgram {
             .zip(0..)
             .flat_map(|(kernel, k)| (0..kernel.n_phases() as u32).map(move |phase| (k, phase)));
         let phases = phases.collect();
-        let many = |op: &Op| matches!(op, Op::MatMul(op) if op.x.desc().n_rows > 1);
-        let has_many_tokens = ops.iter().any(many);
+        let rows = |op: &Op| if let Op::MatMul(op) = op { op.x.desc().n_rows } else { 0 };
+        let n_tokens = ops.iter().map(rows).max().unwrap_or(0);
         let label = label.to_owned();
-        CpuProgram { label, kernels, phases, has_many_tokens, _tensors: tensors }
+        CpuProgram { label, kernels, phases, n_tokens, _tensors: tensors }
     }
 
-    /// Whether a matrix product of the program has more than one row of inputs, as programs for
-    /// several tokens do.
-    pub(crate) fn has_many_tokens(&self) -> bool {
-        self.has_many_tokens
+    /// Number of tokens of the program: the largest number of rows of the inputs of a matrix product.
+    pub(crate) fn n_tokens(&self) -> usize {
+        self.n_tokens
     }
 
     pub(crate) fn label(&self) -> &str {

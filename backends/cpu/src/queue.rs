@@ -3,8 +3,10 @@
 use std::any::Any;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
+use hal::op::MAX_COUNTED_TOKENS;
 use hal::pack::refill_plain;
 use hal::{
     BackendQueue, Clock, Error, PartTime, PostedData, RawProgram, RawRun, RawStaging, RawTransfer,
@@ -15,6 +17,10 @@ use crate::backend::DeviceState;
 use crate::buffer::{HostBuffer, LockedMemory};
 use crate::program::CpuProgram;
 use crate::thread_pool::Job;
+
+/// Number of ops of a long program that run between two checks for its cancellation: half a layer,
+/// which takes tens of milliseconds for 512 tokens of a model with a billion parameters.
+const UNCANCELLED_OPS: usize = 8;
 
 #[derive(Debug)]
 pub(crate) struct CpuQueue {
@@ -29,7 +35,7 @@ impl CpuQueue {
 
     /// Runs `job`: all phases of `program`, or some of them.
     fn run(&self, program: &CpuProgram, job: &dyn Job) -> Result<()> {
-        let n_active = self.shared.n_active_threads(program.has_many_tokens());
+        let n_active = self.shared.n_active_threads(program.n_tokens() > 1);
         self.shared.lock().run(job, n_active).map_err(|panic| Error::Driver {
             call: "cpu worker".to_owned(),
             code: 0,
@@ -57,6 +63,30 @@ impl BackendQueue for CpuQueue {
         let program = cpu_program(program);
         self.run(program, program)?;
         // `FinishedRun` has no fields, so `Box::new` allocates nothing.
+        Ok(Box::new(FinishedRun))
+    }
+
+    fn replay_cancellable(
+        &mut self,
+        program: &Arc<dyn RawProgram>,
+        cancel: &AtomicBool,
+    ) -> Result<Box<dyn RawRun>> {
+        let raw = program;
+        let program = cpu_program(raw);
+        if program.n_tokens() <= MAX_COUNTED_TOKENS {
+            return self.replay(raw);
+        }
+        let mut before = None;
+        for begin in (0..program.n_ops()).step_by(UNCANCELLED_OPS) {
+            if cancel.load(Ordering::Relaxed) {
+                return Err(Error::Cancelled);
+            }
+            let phases = program.phases_until(before.as_ref(), begin + UNCANCELLED_OPS);
+            if !phases.is_empty() {
+                self.run(program, &phases)?;
+            }
+            before = Some(phases);
+        }
         Ok(Box::new(FinishedRun))
     }
 

@@ -20,7 +20,7 @@ pub(crate) struct ThreadPlan {
     pub(crate) nodes: Vec<Vec<usize>>,
     /// Number of active threads for programs of one token, and for programs of several tokens.
     pub(crate) active: [usize; 2],
-    /// Message about options that could not be applied.
+    /// Message about options that could not be applied, or that make the threads slower.
     pub(crate) refused: Option<String>,
 }
 
@@ -62,6 +62,10 @@ impl ThreadPlan {
         let n = options.threads.unwrap_or_else(|| topology.n_threads(&cpus));
         let active = [n, options.threads_batch.unwrap_or(n)].map(|n| n.clamp(1, MAX_THREADS));
         let n_threads = active[0].max(active[1]);
+        if n_threads > cpus.len() && refused.is_none() {
+            let n = cpus.len();
+            refused = Some(format!("{n_threads} threads share {n} CPUs, which is slower than {n}"));
+        }
         // No more nodes than threads, so every node in use has a thread.
         let nodes = match options.numa {
             None => vec![cpus],

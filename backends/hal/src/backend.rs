@@ -5,6 +5,7 @@ use std::any::Any;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use crate::{
     Bytes, HostRowSet, HostRows, Op, OpDesc, PackDesc, RawBuffer, RawStaging, Result, SharedBytes,
@@ -289,6 +290,19 @@ pub trait BackendQueue: fmt::Debug + Send {
     /// # Errors
     /// A lost device or a driver fault.
     fn replay(&mut self, program: &Arc<dyn RawProgram>) -> Result<Box<dyn RawRun>>;
+
+    /// As [`BackendQueue::replay`]. A backend whose call returns only at the end of the program
+    /// polls `cancel` within programs for more than [`crate::op::MAX_COUNTED_TOKENS`] tokens.
+    ///
+    /// # Errors
+    /// [`crate::Error::Cancelled`] once `cancel` is set, a lost device or a driver fault.
+    fn replay_cancellable(
+        &mut self,
+        program: &Arc<dyn RawProgram>,
+        _cancel: &AtomicBool,
+    ) -> Result<Box<dyn RawRun>> {
+        self.replay(program)
+    }
 
     /// Starts a program and measures when each of its parts runs. `cuts` holds the index of the
     /// first op of every part except the first, ascending. The results have the same bits as in an

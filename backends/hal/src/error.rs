@@ -10,7 +10,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum Error {
     /// The device or its memory budget is exhausted.
-    #[error("out of memory on {device}: {label} needs {requested}, but only {free} are free")]
+    #[error("out of memory on {device}: {}", shortage(label, *requested, *free))]
     OutOfMemory {
         /// Device name.
         device: String,
@@ -107,5 +107,14 @@ impl Error {
         got: impl ToString,
     ) -> Self {
         Error::Shape { op, operand, expected: expected.to_string(), got: got.to_string() }
+    }
+}
+
+/// An allocation that failed although the memory seems to be free met another limit.
+fn shortage(label: &str, requested: Bytes, free: Bytes) -> String {
+    if requested > free {
+        format!("{label} needs {requested}, but only {free} are free")
+    } else {
+        format!("{requested} for {label} were refused, although {free} are free")
     }
 }

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use crate::{
     BackendQueue, Bytes, Device, DeviceId, Error, Layout, Mailbox, PostedData, Program, RawRun,
@@ -36,6 +37,18 @@ impl Queue {
     pub fn replay(&mut self, program: &Program) -> Result<Run> {
         self.check_program(program)?;
         let raw = self.raw.replay(&program.raw)?;
+        Ok(Run::new(raw, program))
+    }
+
+    /// Like [`Queue::replay`], for programs that may run for seconds. A device whose programs run
+    /// inside this call ends them soon after `cancel` is set, if they are for more than
+    /// [`crate::op::MAX_COUNTED_TOKENS`] tokens; their output is then incomplete.
+    ///
+    /// # Errors
+    /// [`Error::Cancelled`] once `cancel` is set; see [`Queue::replay`].
+    pub fn replay_cancellable(&mut self, program: &Program, cancel: &AtomicBool) -> Result<Run> {
+        self.check_program(program)?;
+        let raw = self.raw.replay_cancellable(&program.raw, cancel)?;
         Ok(Run::new(raw, program))
     }
 

@@ -156,6 +156,13 @@ macro_rules! activation_kernels {
                     let x = min(splat(limit), x);
                     times_sigmoid(x, mul(splat(alpha), x))
                 }),
+                Activation::SwigluClamped { limit } => map_values(x, |x| {
+                    let x = min(splat(limit), x);
+                    times_sigmoid(x, x)
+                }),
+                Activation::SiluClamped { limit } => {
+                    map_values(x, |x| min(splat(limit), times_sigmoid(x, x)));
+                }
             }
         }
 

@@ -47,7 +47,8 @@ pub use attention::{
 };
 pub use panel::{FillFn, PANEL_LEN, PANEL_ROWS, PanelFn, TokenRows, panel_columns};
 pub use recurrent::{
-    DeltaColumns, DeltaFn, DeltaToken, MAX_DELTA_COLUMNS, MultiplyAddFn, ScanFn, ScanToken,
+    DeltaColumns, DeltaFn, DeltaToken, MAX_DELTA_COLUMNS, MultiplyAddFn, ScanFn, ScanRates,
+    ScanRatesFn, ScanToken, WkvFn, WkvToken,
 };
 pub use rows::{DEFAULT_PREFETCH, Matrix, RowIds, RowRun, RowsFn, prefetch};
 
@@ -335,6 +336,20 @@ impl Kernels {
     #[must_use]
     pub fn scan(&self) -> ScanFn {
         self.table.recurrent.scan
+    }
+
+    /// The kernel for one token of the Mamba-1 recurrence.
+    #[inline]
+    #[must_use]
+    pub fn scan_rates(&self) -> ScanRatesFn {
+        self.table.recurrent.scan_rates
+    }
+
+    /// The kernel for one token of RWKV-7's recurrence.
+    #[inline]
+    #[must_use]
+    pub fn wkv(&self) -> WkvFn {
+        self.table.recurrent.wkv
     }
 
     /// The kernel that adds one weight column of a convolution, times its inputs.

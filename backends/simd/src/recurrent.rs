@@ -35,6 +35,25 @@ pub struct DeltaColumns<'a> {
 /// Advances some columns of a state by one token: `v` and `y` belong to these columns.
 pub type DeltaFn = fn(token: &DeltaToken<'_>, columns: DeltaColumns<'_>, v: &[f32], y: &mut [f32]);
 
+/// The inputs of one token for channels of [`hal::op::SsmScan`] that are heads with a decay rate
+/// for each value of their state (Mamba-1).
+#[derive(Clone, Copy, Debug)]
+pub struct ScanRates<'a> {
+    /// Input projection B, `[d_state]`.
+    pub b: &'a [f32],
+    /// Output projection C, `[d_state]`.
+    pub c: &'a [f32],
+    /// Step sizes of the channels, after softplus, `[n]`.
+    pub dt: &'a [f32],
+    /// Decay rates, at most 0, `[n, d_state]`.
+    pub rates: &'a [f32],
+    /// Factors of the skip connection, `[n]`.
+    pub d: &'a [f32],
+}
+
+/// As [`ScanFn`], for channels with a decay rate for each value of their state.
+pub type ScanRatesFn = fn(token: &ScanRates<'_>, state: &mut [f32], x: &[f32], y: &mut [f32]);
+
 /// The inputs of one head of the Mamba-2 recurrence for one token ([`hal::op::SsmScan`]).
 #[derive(Clone, Copy, Debug)]
 pub struct ScanToken<'a> {
@@ -53,6 +72,28 @@ pub struct ScanToken<'a> {
 /// Advances the state `[n, d_state]` of some channels by one token; `x` and `y` are `[n]`.
 pub type ScanFn = fn(token: &ScanToken<'_>, state: &mut [f32], x: &[f32], y: &mut [f32]);
 
+/// The inputs of one head of RWKV-7's recurrence for one token ([`hal::op::Wkv7`]).
+#[derive(Clone, Copy, Debug)]
+pub struct WkvToken<'a> {
+    /// Decay factors of the state's rows, `[d]`.
+    pub decay: &'a [f32],
+    /// Decay times receptance, `[d]`.
+    pub decayed_r: &'a [f32],
+    /// Removal key of length 1, `[d]`.
+    pub u: &'a [f32],
+    /// Removal key times rate, `[d]`.
+    pub rated_u: &'a [f32],
+    /// Key, `[d]`.
+    pub k: &'a [f32],
+    /// `k . r`
+    pub k_dot_r: f32,
+    /// `rated_u . r`
+    pub u_dot_r: f32,
+}
+
+/// Advances the state `[d, d]` of a head by one token; `v` and `y` are `[d]`.
+pub type WkvFn = fn(token: &WkvToken<'_>, state: &mut [f32], v: &[f32], y: &mut [f32]);
+
 /// `y += a * b`, value by value.
 pub type MultiplyAddFn = fn(y: &mut [f32], a: &[f32], b: &[f32]);
 
@@ -66,6 +107,8 @@ pub(super) struct RecurrentKernels {
     pub(super) delta_columns: usize,
     pub(super) delta: DeltaFn,
     pub(super) scan: ScanFn,
+    pub(super) scan_rates: ScanRatesFn,
+    pub(super) wkv: WkvFn,
     pub(super) multiply_add: MultiplyAddFn,
 }
 
@@ -74,8 +117,10 @@ pub(super) struct RecurrentKernels {
 macro_rules! recurrent_kernels {
     ($(#[$level:meta])*) => {
         use super::super::recurrent::{
-            DeltaColumns, DeltaToken, MAX_DELTA_COLUMNS, RecurrentKernels, ScanToken,
+            DeltaColumns, DeltaToken, MAX_DELTA_COLUMNS, RecurrentKernels, ScanRates, ScanToken,
+            WkvToken,
         };
+        use super::activation::exp;
 
         pub(in super::super) const RECURRENT: RecurrentKernels = RecurrentKernels {
             delta_columns: {
@@ -86,6 +131,10 @@ macro_rules! recurrent_kernels {
             delta: |token, columns, v, y| unsafe { delta(token, columns, v, y) },
             // SAFETY: as above.
             scan: |token, state, x, y| unsafe { scan(token, state, x, y) },
+            // SAFETY: as above.
+            scan_rates: |token, state, x, y| unsafe { scan_rates(token, state, x, y) },
+            // SAFETY: as above.
+            wkv: |token, state, v, y| unsafe { wkv(token, state, v, y) },
             // SAFETY: as above.
             multiply_add: |y, a, b| unsafe { multiply_add(y, a, b) },
         };
@@ -227,6 +276,113 @@ macro_rules! recurrent_kernels {
                     sum += *s * c;
                 }
                 y[r] = token.d * x[r] + sum;
+            }
+        }
+
+        $(#[$level])*
+        fn scan_rates(token: &ScanRates<'_>, state: &mut [f32], x: &[f32], y: &mut [f32]) {
+            let (n, d_state) = (x.len(), token.b.len());
+            assert!(token.c.len() == d_state && state.len() == n * d_state && y.len() == n);
+            assert!(token.rates.len() == state.len() && token.dt.len() == n && token.d.len() == n);
+            for channel in 0..n {
+                let own = channel * d_state..(channel + 1) * d_state;
+                let (state, rates) = (&mut state[own.clone()], &token.rates[own]);
+                let (dt, input) = (token.dt[channel], token.dt[channel] * x[channel]);
+                y[channel] = token.d[channel] * x[channel] + channel_of(token, state, rates, dt, input);
+            }
+        }
+
+        /// Advances one channel; returns the product of its state with C.
+        #[inline]
+        $(#[$level])*
+        fn channel_of(
+            token: &ScanRates<'_>,
+            state: &mut [f32],
+            rates: &[f32],
+            dt: f32,
+            input: f32,
+        ) -> f32 {
+            let (b, c) = (token.b, token.c);
+            let mut sums = zero();
+            let whole = b.len() / LANES * LANES;
+            for i in (0..whole).step_by(LANES) {
+                let decay = exp(mul(splat(dt), load_ps(rates, i)));
+                let after =
+                    fmadd(splat(input), load_ps(b, i), mul(decay, load_ps(state, i)));
+                store_ps(state, i, after);
+                sums = fmadd(after, load_ps(c, i), sums);
+            }
+            let mut sum = total(sums);
+            for i in whole..b.len() {
+                state[i] = (dt * rates[i]).exp() * state[i] + input * b[i];
+                sum += state[i] * c[i];
+            }
+            sum
+        }
+
+        $(#[$level])*
+        fn wkv(token: &WkvToken<'_>, state: &mut [f32], v: &[f32], y: &mut [f32]) {
+            let d = v.len();
+            assert!(y.len() == d && state.len() == d * d && token.k.len() == d);
+            assert!(token.decay.len() == d && token.decayed_r.len() == d);
+            assert!(token.u.len() == d && token.rated_u.len() == d);
+            let mut at = 0;
+            while d - at >= 4 * LANES {
+                wkv_vectors::<4>(token, state, at, v, y);
+                at += 4 * LANES;
+            }
+            while d - at >= LANES {
+                wkv_vectors::<1>(token, state, at, v, y);
+                at += LANES;
+            }
+            for column in at..d {
+                let (mut known, mut sum) = (0.0, 0.0);
+                for (i, row) in state.chunks_exact(d).enumerate() {
+                    known += row[column] * token.u[i];
+                    sum += row[column] * token.decayed_r[i];
+                }
+                for (i, row) in state.chunks_exact_mut(d).enumerate() {
+                    let added = token.k[i] * v[column] - token.rated_u[i] * known;
+                    row[column] = token.decay[i] * row[column] + added;
+                }
+                y[column] = sum + v[column] * token.k_dot_r - known * token.u_dot_r;
+            }
+        }
+
+        /// Advances N vectors of columns from column `at` on. The output follows from the products
+        /// of the old state, so that it needs no second pass.
+        #[inline]
+        $(#[$level])*
+        fn wkv_vectors<const N: usize>(
+            token: &WkvToken<'_>,
+            state: &mut [f32],
+            at: usize,
+            v: &[f32],
+            y: &mut [f32],
+        ) {
+            let d = v.len();
+            let (mut known, mut sum) = ([zero(); N], [zero(); N]);
+            for ((row, u), r) in state.chunks_exact(d).zip(token.u).zip(token.decayed_r) {
+                let (row, u, r) = (&row[at..][..N * LANES], splat(*u), splat(*r));
+                for c in 0..N {
+                    let s = load_ps(row, c * LANES);
+                    known[c] = fmadd(s, u, known[c]);
+                    sum[c] = fmadd(s, r, sum[c]);
+                }
+            }
+            let values: [_; N] = std::array::from_fn(|c| load_ps(v, at + c * LANES));
+            for c in 0..N {
+                let kept = fnmadd(known[c], splat(token.u_dot_r), sum[c]);
+                store_ps(y, at + c * LANES, fmadd(values[c], splat(token.k_dot_r), kept));
+            }
+            let factors = token.decay.iter().zip(token.k).zip(token.rated_u);
+            for (row, ((decay, k), u)) in state.chunks_exact_mut(d).zip(factors) {
+                let row = &mut row[at..][..N * LANES];
+                for c in 0..N {
+                    let kept = mul(splat(*decay), load_ps(row, c * LANES));
+                    let added = fmadd(splat(*k), values[c], kept);
+                    store_ps(row, c * LANES, fnmadd(splat(*u), known[c], added));
+                }
             }
         }
 

@@ -68,6 +68,14 @@ impl<'a> Matrix<'a> {
     pub(super) fn row(&self, id: usize) -> &'a [u8] {
         &self.bytes[id * self.stride..][..self.row_bytes]
     }
+
+    /// The bytes from the beginning of a row on, if only rows of this matrix follow it; otherwise
+    /// the row.
+    #[inline(always)]
+    fn row_and_rest(&self, id: usize) -> &'a [u8] {
+        let bytes = &self.bytes[id * self.stride..];
+        if self.stride == self.row_bytes { bytes } else { &bytes[..self.row_bytes] }
+    }
 }
 
 /// Rows of one matrix that are read in order.
@@ -104,18 +112,22 @@ impl<'a> RowRun<'a> {
         match self.ids {
             RowIds::From(first) => {
                 let bytes = self.matrix.row(first + i);
+                let on = self.matrix.row_and_rest(first + i);
                 let ahead = if self.matrix.stride == self.matrix.row_bytes {
                     self.distance
                 } else {
                     self.ahead * self.matrix.stride
                 };
-                Row { bytes, ahead: bytes.as_ptr().wrapping_add(ahead) }
+                Row { bytes, on, ahead: bytes.as_ptr().wrapping_add(ahead) }
             }
             RowIds::List(ids) => {
                 let bytes = self.matrix.row(ids[i] as usize);
                 let later = ids.get(i + self.ahead);
                 let later = later.map_or(bytes, |&id| self.matrix.row(id as usize));
-                Row::with_next(bytes, later)
+                Row {
+                    on: self.matrix.row_and_rest(ids[i] as usize),
+                    ..Row::with_next(bytes, later)
+                }
             }
         }
     }
@@ -125,6 +137,8 @@ impl<'a> RowRun<'a> {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Row<'a> {
     pub(super) bytes: &'a [u8],
+    /// The row, perhaps with rows of the same format after it.
+    pub(super) on: &'a [u8],
     /// Address to prefetch at the beginning of the row. It may be invalid, because a prefetch never
     /// faults.
     ahead: *const u8,
@@ -134,7 +148,7 @@ impl<'a> Row<'a> {
     /// A row; while it is read, the kernel prefetches the row `next`.
     #[inline(always)]
     pub(super) fn with_next(bytes: &'a [u8], next: &[u8]) -> Self {
-        Row { bytes, ahead: next.as_ptr() }
+        Row { bytes, on: bytes, ahead: next.as_ptr() }
     }
 
     /// Prefetches `BYTES` bytes at offset `at` from the prefetch address.

@@ -120,13 +120,13 @@ pub(crate) struct BenchArgs {
     #[arg(value_parser = synthetic)]
     pub(crate) synthetic: Option<Spec>,
     /// Density of the synthetic model: fraction of active neurons
-    #[arg(long, value_name = "X", env = "THERMOCLINE_ARG_DENSITY", requires = "synthetic")]
+    #[arg(long, value_name = "X", env = "THERMOCLINE_ARG_DENSITY", requires = "synthetic", value_parser = parse::share)]
     pub(crate) density: Option<f64>,
     /// Write the synthetic model to a file
     #[arg(long, value_name = "FILE", env = "THERMOCLINE_ARG_WRITE", requires = "synthetic")]
     pub(crate) write: Option<PathBuf>,
     /// Seed of the synthetic model
-    #[arg(long, value_name = "N", env = "THERMOCLINE_ARG_SEED", default_value_t = 0)]
+    #[arg(long, value_name = "N", env = "THERMOCLINE_ARG_SEED", default_value_t = 0, value_parser = whole::<u32>(0..))]
     pub(crate) seed: u32,
     /// Compare the logits of all backends and budgets
     ///

@@ -1,7 +1,7 @@
 //! The commands that make model files: `convert`, `split`, `merge`.
 
 use super::choice::{Choice, choice, one_of};
-use super::{CommonArgs, boolish};
+use super::{CommonArgs, boolish, whole};
 use crate::cli::failure::{Exit, Failure};
 use crate::convert::{Conversion, Limit, OutType, Split};
 use crate::gguf::Container;
@@ -170,7 +170,7 @@ impl SplitArgs {
 }
 
 fn max_tensors(text: &str) -> Result<Limit, Box<dyn Error + Send + Sync>> {
-    match text.parse()? {
+    match whole::<usize>(0..)(text)? {
         0 => Err(Failure::usage(
             "--split-max-tensors cannot be 0: each file has at least one tensor",
         )

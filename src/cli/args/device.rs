@@ -2,7 +2,6 @@
 
 use super::boolish;
 use super::choice::{Choice, choice, name_of, one_of};
-use super::whole;
 use crate::cli::parse::{self, Budgets, Layers, List, values};
 use crate::devices::backend_of;
 use crate::placement::{PlacementPolicy, PlanConstraints};
@@ -24,8 +23,10 @@ pub(crate) struct DeviceArgs {
     #[arg(long, value_name = "LIST", env = "THERMOCLINE_ARG_DEVICE")]
     pub(crate) device: Option<String>,
     /// Use only this device, counted from 0 (-mg)
-    #[arg(long, value_name = "N", env = "THERMOCLINE_ARG_MAIN_GPU", value_parser = whole::<usize>(0..))]
-    pub(crate) main_gpu: Option<usize>,
+    ///
+    /// `bench` runs each value of a list in turn.
+    #[arg(long, value_name = "N", env = "THERMOCLINE_ARG_MAIN_GPU", value_parser = parse::counts)]
+    pub(crate) main_gpu: Vec<List<u32>>,
     /// Hard limit on device memory: 8GiB, 8192MiB, 80%, or a number of GiB
     ///
     /// The limit includes the driver's own memory; -1 is the free memory minus a margin. One value
@@ -73,8 +74,10 @@ pub(crate) struct DeviceArgs {
     #[arg(long, env = "THERMOCLINE_ARG_CPU_MOE", value_parser = boolish())]
     pub(crate) cpu_moe: bool,
     /// Keep the experts of the first N layers on the CPU (-ncmoe)
-    #[arg(long, value_name = "N", env = "THERMOCLINE_ARG_N_CPU_MOE", value_parser = whole::<usize>(0..))]
-    pub(crate) n_cpu_moe: Option<usize>,
+    ///
+    /// `bench` runs each value of a list or range in turn.
+    #[arg(long, value_name = "N", env = "THERMOCLINE_ARG_N_CPU_MOE", value_parser = parse::counts)]
+    pub(crate) n_cpu_moe: Vec<List<u32>>,
     /// Keep all feed-forward neurons on the CPU
     #[arg(long, env = "THERMOCLINE_ARG_DISABLE_GPU_INDEX", value_parser = boolish())]
     #[arg(alias = "no-offload-ffn")]
@@ -143,12 +146,14 @@ impl DeviceArgs {
         let budgets = self.vram_budget.iter().flat_map(|Budgets(budgets)| budgets.iter().copied());
         let budgets: Vec<Budget> = budgets.collect();
         let policy = self.placement.last().copied().unwrap_or_default();
+        let last = |lists: &[List<u32>]| values(lists).last().map(|&n| n as usize);
+        let main = last(&self.main_gpu);
         let device_flags = [
             ("--placement", policy != PlacementPolicy::Fastest),
             ("--vram-budget", budgets.iter().any(|budget| *budget != Budget::Bytes(0))),
             ("--override-tensor", self.override_tensor.iter().any(|o| !is_word(&o.buffer, "cpu"))),
             ("--n-gpu-layers", whole_layers.is_some_and(|n| n > 0)),
-            ("--main-gpu", self.main_gpu.is_some()),
+            ("--main-gpu", main.is_some()),
             ("--device", named.is_some() && !cpu_only),
             ("--backend", backend.is_some_and(|backend| backend != "cpu")),
         ];
@@ -156,7 +161,7 @@ impl DeviceArgs {
         DeviceOptions {
             backend: if cpu_only || whole_layers == Some(0) { Some("cpu") } else { backend },
             named: named.filter(|_| !cpu_only),
-            main: self.main_gpu,
+            main,
             budgets,
             constraints: PlanConstraints {
                 policy,
@@ -165,7 +170,7 @@ impl DeviceArgs {
                 neurons_on_cpu: self.disable_gpu_index,
             },
             overrides: self.override_tensor.clone(),
-            experts_on_cpu: if self.cpu_moe { Some(usize::MAX) } else { self.n_cpu_moe },
+            experts_on_cpu: if self.cpu_moe { Some(usize::MAX) } else { last(&self.n_cpu_moe) },
             adapt: !self.no_adapt,
             remeasure: self.reset_gpu_index,
             expected_by: expected_by.map(|(flag, _)| flag).collect(),
@@ -174,7 +179,7 @@ impl DeviceArgs {
     }
 
     /// Device options for each combination of the values of --backend, --vram-budget,
-    /// --n-gpu-layers, --no-kv-offload and --placement, without duplicates.
+    /// --n-gpu-layers, --no-kv-offload, --placement, --main-gpu and --n-cpu-moe, without duplicates.
     pub(crate) fn combinations(&self) -> Vec<DeviceOptions> {
         let mut combinations: Vec<DeviceOptions> = Vec::new();
         let compared: Vec<_> = self.backend.iter().copied().flatten().collect();
@@ -200,22 +205,14 @@ impl DeviceArgs {
         combinations
     }
 
-    /// These flags with each combination of single values of --n-gpu-layers, --no-kv-offload and
-    /// --placement.
+    /// These flags with each combination of single values of the other lists.
     fn with_single_values(&self) -> Vec<DeviceArgs> {
-        let counts = self.layers().into_iter().map(|n| vec![List(vec![n])]);
-        let none = self.n_gpu_layers.is_empty().then(Vec::new);
-        let mut combinations = Vec::new();
-        for n_gpu_layers in counts.chain(none) {
-            for &cpu in &self.no_kv_offload {
-                combinations.extend(self.placement.iter().map(|&policy| DeviceArgs {
-                    n_gpu_layers: n_gpu_layers.clone(),
-                    no_kv_offload: vec![cpu],
-                    placement: vec![policy],
-                    ..self.clone()
-                }));
-            }
-        }
+        let mut combinations = vec![self.clone()];
+        split(&mut combinations, &singles(&self.n_gpu_layers), |args, n| args.n_gpu_layers = n);
+        split(&mut combinations, &self.no_kv_offload, |args, cpu| args.no_kv_offload = vec![cpu]);
+        split(&mut combinations, &self.placement, |args, policy| args.placement = vec![policy]);
+        split(&mut combinations, &singles(&self.main_gpu), |args, n| args.main_gpu = n);
+        split(&mut combinations, &singles(&self.n_cpu_moe), |args, n| args.n_cpu_moe = n);
         combinations
     }
 
@@ -224,6 +221,29 @@ impl DeviceArgs {
         let names = self.device.as_deref()?.split([',', '/']).map(|name| name.trim().to_owned());
         Some(names.filter(|name| !name.is_empty()).collect())
     }
+}
+
+/// The values of all occurrences of a flag, each as the only value; none if the flag is not given.
+fn singles<T: Copy>(lists: &[List<T>]) -> Vec<Vec<List<T>>> {
+    values(lists).into_iter().map(|value| vec![List(vec![value])]).collect()
+}
+
+/// Replaces each of the `combinations` by one for each of the `values`, unless there are none.
+fn split<T: Clone>(
+    combinations: &mut Vec<DeviceArgs>,
+    values: &[T],
+    set: impl Fn(&mut DeviceArgs, T),
+) {
+    if values.is_empty() {
+        return;
+    }
+    let with = |args: &DeviceArgs, value: &T| {
+        let mut args = args.clone();
+        set(&mut args, value.clone());
+        args
+    };
+    let split = combinations.iter().flat_map(|args| values.iter().map(|value| with(args, value)));
+    *combinations = split.collect();
 }
 
 /// Parses llama.cpp's `PATTERN=BUFFER`.

@@ -272,6 +272,9 @@ pub(crate) struct CommonArgs {
     /// Print only errors on standard error, no notes
     #[arg(long, env = "THERMOCLINE_ARG_LOG_DISABLE", value_parser = boolish())]
     pub(crate) log_disable: bool,
+    /// Also append notes, errors and the server's requests to FILE
+    #[arg(long, value_name = "FILE", env = "THERMOCLINE_ARG_LOG_FILE")]
+    pub(crate) log_file: Option<PathBuf>,
 }
 
 /// `--color`.

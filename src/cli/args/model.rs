@@ -1,7 +1,7 @@
 //! Flags that select the model and decide where and how it is computed.
 
 use super::adapt::AdaptArgs;
-use super::choice::{self, Choice, choice};
+use super::choice::{self, Choice, choice, one_of};
 use super::{DeviceArgs, HubArgs, ProcessorArgs, Threads, boolish, threads, whole};
 use crate::cli::folders::cache_folder;
 use crate::cli::parse;
@@ -71,6 +71,12 @@ pub(crate) struct PlacementArgs {
     #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "on")]
     #[arg(value_delimiter = ',', value_parser = boolish())]
     pub(crate) mmap: Vec<bool>,
+    /// Whether the model file is mapped and locked, in one word (-lm)
+    ///
+    /// It replaces --mmap and --mlock; auto leaves them as they are.
+    #[arg(long, value_name = "MODE", env = "THERMOCLINE_ARG_LOAD_MODE", default_value = "auto")]
+    #[arg(value_parser = one_of(&LOAD_MODES))]
+    pub(crate) load_mode: LoadMode,
     /// Reject a model that needs more memory than this machine has
     ///
     /// By default it runs from the memory-mapped file, slowly. With --no-mmap it is always rejected.
@@ -132,12 +138,26 @@ impl ModelArgs {
     }
 }
 
+/// `--load-mode`: whether to map and to lock the file; `None` leaves that to other flags.
+type LoadMode = Option<(bool, bool)>;
+
+static LOAD_MODES: [Choice<LoadMode>; 6] = [
+    choice("auto", "As --mmap and --mlock say", None),
+    choice("none", "As --no-mmap: read the file into memory", Some((false, false))),
+    choice("mmap", "Map the file", Some((true, false))),
+    choice("mlock", "Read the file into memory and lock it", Some((false, true))),
+    choice("mmap+mlock", "Map the file and lock it in memory", Some((true, true))),
+    choice("dio", "As none; reads pass through the page cache", Some((false, false))),
+];
+
 impl PlacementArgs {
     /// The sparsity, placement and file-reading options that these flags set.
     pub(crate) fn computation(&self) -> Computation {
+        let given = (self.mmap.last() != Some(&false), self.mlock);
+        let (mmap, mlock) = self.load_mode.unwrap_or(given);
         Computation {
-            mlock: self.mlock,
-            mmap: self.mmap.last() != Some(&false),
+            mlock,
+            mmap,
             must_fit: self.ram_check,
             repack: self.repack,
             cache: cache_folder(self.repack_cache.as_deref()),
@@ -154,12 +174,15 @@ impl PlacementArgs {
     /// The options with each combination of the values of --mmap and --cpu-mask.
     pub(crate) fn computations(&self) -> Vec<Computation> {
         let masks: Vec<Processor> = self.processor.combinations();
-        let with_mmap = |mmap: &bool| {
-            let computation = Computation { mmap: *mmap, ..self.computation() };
+        let with_mmap = |mmap: bool| {
+            let computation = Computation { mmap, ..self.computation() };
             let masks = masks.clone().into_iter();
             masks.map(move |processor| Computation { processor, ..computation.clone() })
         };
-        self.mmap.iter().flat_map(with_mmap).collect()
+        match self.load_mode {
+            Some((mmap, _)) => with_mmap(mmap).collect(),
+            None => self.mmap.iter().copied().flat_map(with_mmap).collect(),
+        }
     }
 }
 

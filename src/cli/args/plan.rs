@@ -11,12 +11,8 @@ use std::path::PathBuf;
 #[command(next_help_heading = "Plan")]
 pub(crate) struct PlanArgs {
     /// Plan for a device that this machine does not have
-    ///
-    /// NAME,memory=8GiB,bandwidth=1000GB/s,rows=700GB/s,hand-off=20us,op=2us,tflops=40,upload=12GB/s;
-    /// everything but memory is optional. Repeat the flag for several devices; the name cpu sets
-    /// the speed of the CPU. rows is the bandwidth of scattered rows, tflops the speed in prefill,
-    /// at two operations per weight, and upload the speed of packing and copying neurons.
     #[arg(long, value_name = "DEVICE", env = "THERMOCLINE_ARG_ASSUME", value_parser = parse::assumed)]
+    #[arg(long_help = assume_help())]
     pub(crate) assume: Vec<runtime::AssumedDevice>,
     /// Fraction of active neurons to assume for a model without a profile
     #[arg(long, value_name = "X", env = "THERMOCLINE_ARG_PLAN_DENSITY", value_parser = parse::share)]
@@ -31,6 +27,19 @@ pub(crate) struct PlanArgs {
     pub(crate) model: ModelArgs,
     #[command(flatten)]
     pub(crate) common: CommonArgs,
+}
+
+fn assume_help() -> String {
+    let cards: Vec<&str> = runtime::known_cards().collect();
+    format!(
+        "Plan for a device that this machine does not have\n\n\
+         NAME,memory=8GiB,bandwidth=1000GB/s,rows=700GB/s,hand-off=20us,op=2us,tflops=40,upload=12GB/s; \
+         everything but memory is optional. Repeat the flag for several devices; the name cpu sets \
+         the speed of the CPU. rows is the bandwidth of scattered rows, tflops the speed in prefill, \
+         at two operations per weight, and upload the speed of packing and copying neurons.\n\n\
+         Memory and bandwidth (nine tenths of the data sheet's) of these cards are known: {}.",
+        cards.join(", ")
+    )
 }
 
 /// List the available devices and their memory.

@@ -26,7 +26,7 @@ pub(crate) struct QuantizeArgs {
     /// The input is a GGUF file, or the first file of a split model. Without an output, the file is
     /// ggml-model-TYPE.gguf beside the input. The type is a name such as Q4_K_M or its number in
     /// llama.cpp. By default, all CPUs are used.
-    #[arg(value_name = "WORD", required = true, num_args = 1..)]
+    #[arg(value_name = "IN OUT TYPE THREADS", num_args = 0..)]
     pub(crate) words: Vec<OsString>,
     /// Show the size of the output without writing it
     #[arg(long, env = "THERMOCLINE_ARG_DRY_RUN", value_parser = boolish())]
@@ -183,7 +183,7 @@ fn tensor_type(name: &str) -> Result<Format, Failure> {
     let found = Format::from_str(name).ok().filter(|format| known().any(|known| known == format));
     found.ok_or_else(|| {
         let names: Vec<&str> = known().map(|format| format.name()).collect();
-        Failure::usage(format!("tensors cannot be quantised to `{name}`"))
+        Failure::usage(format!("unknown quantisation type `{name}`"))
             .help(format!("supported types: {}", names.join(", ")))
     })
 }
@@ -244,8 +244,8 @@ mod tests {
         assert_eq!(case(&["d/a", "15", "2"]), ("d/ggml-model-Q4_K_M.gguf".into(), "Q4_K_M", 2));
         assert_eq!(case(&["d/a", "b", "2"]), ("b".into(), "Q4_0", 0));
         for (wrong, says) in [
-            (&["a", "b"][..], "quantised to `b`"),
-            (&["a", "b", "q9"], "quantised to `q9`"),
+            (&["a", "b"][..], "type `b`"),
+            (&["a", "b", "q9"], "type `q9`"),
             (&["a", "b", "q4_0", "many"], "number of threads 'many'"),
             (&["a", "q4_0", "2", "3"], "takes IN [OUT] TYPE"),
         ] {
@@ -270,7 +270,7 @@ mod tests {
             ("attn_v", "PATTERN=TYPE"),
             ("=q8_0", "PATTERN=TYPE"),
             ("(=q8_0", "regular expression"),
-            ("a=q9", "quantised to `q9`"),
+            ("a=q9", "type `q9`"),
         ] {
             let failure = tensor_type_rule(wrong).unwrap_err();
             assert!(failure.message.contains(says), "{}", failure.message);

@@ -101,7 +101,7 @@ pub(crate) struct RunArgs {
     #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "on")]
     #[arg(value_parser = boolish())]
     pub(crate) perf: bool,
-    /// Print timings and density as one JSON object on standard error
+    /// Print timings, density and notes on standard error as JSON
     #[arg(long, env = "THERMOCLINE_ARG_JSON", value_parser = boolish())]
     pub(crate) json: bool,
     /// Write a timeline for ui.perfetto.dev or chrome://tracing

@@ -28,7 +28,7 @@ pub(crate) struct ServeArgs {
     #[arg(value_parser = host)]
     pub(crate) host: String,
     /// Port to listen on; 0 takes a free one
-    #[arg(long, value_name = "PORT", env = "THERMOCLINE_ARG_PORT", default_value = "8080")]
+    #[arg(long, value_name = "PORT", env = "THERMOCLINE_ARG_PORT", default_value = "8080", value_parser = whole::<u16>(0..=65535))]
     pub(crate) port: u16,
     /// Number of slots: answers generated at once (-np)
     ///

@@ -4,11 +4,14 @@ use crate::cli::args::{CacheAction, CacheArgs};
 use crate::cli::failure::{Exit, Failure};
 use crate::cli::folders::cache_folder;
 use crate::cli::output::Output;
-use crate::cli::terminal::printable;
+use crate::cli::terminal::{counted, printable};
 use crate::converted;
+use hal::Bytes;
 use runtime::CacheFolder;
+use std::path::{Path, PathBuf};
+use std::{fs, io};
 
-/// Lists the files of repacked weights, or deletes them.
+/// Lists the files of the cache folder, or deletes those of repacked weights.
 ///
 /// # Errors
 /// The cache folder is unknown or cannot be read, or a file cannot be deleted.
@@ -32,13 +35,50 @@ pub(crate) fn run(args: &CacheArgs) -> Result<(), Failure> {
                 let gone = if entry.is_orphan() { ", which no longer exists" } else { "" };
                 out.line(&format!("{:>11}  {name}  ({model}{gone})", entry.size.to_string()))?;
             }
-            let total: hal::Bytes = entries.iter().map(|entry| entry.size).sum();
-            out.line(&format!("{:>11}  in {} files in {shown}", total.to_string(), entries.len()))?;
+            let total: Bytes = entries.iter().map(|entry| entry.size).sum();
+            let n = counted(entries.len(), "file");
+            out.line(&format!("{:>11}  of repacked weights in {n} in {shown}", total.to_string()))?;
+            for (path, size, what) in kept_files(&folder).map_err(|e| failed("list", &e))? {
+                let name = printable(&path.display().to_string());
+                out.line(&format!("{:>11}  {name}  ({what})", size.to_string()))?;
+            }
         }
         CacheAction::Clear => {
             let freed = converted::clear(&folder).map_err(|e| failed("clear", &e))?;
             out.line(&format!("{freed} freed in {shown}"))?;
+            let kept = kept_files(&folder).map_err(|e| failed("list", &e))?;
+            if !kept.is_empty() {
+                let n = counted(kept.len(), "file");
+                out.line(&format!("{n} with measurements kept; `thermocline cache` lists them"))?;
+            }
         }
     }
     out.flush()
+}
+
+/// The files of a cache folder that `cache clear` keeps, because measuring or training them again
+/// takes long: path, size, and what they hold.
+fn kept_files(folder: &Path) -> io::Result<Vec<(PathBuf, Bytes, &'static str)>> {
+    let entries = match fs::read_dir(folder) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries?,
+    };
+    let mut files = Vec::new();
+    for entry in entries {
+        let entry = entry?;
+        let name = entry.file_name();
+        let name = name.to_string_lossy();
+        let what = if name.starts_with("speeds-") && name.ends_with(".json") {
+            "measured speeds of the devices; --reset-gpu-index replaces them"
+        } else if name.ends_with(learn::learned::SUFFIX) {
+            "profile and predictor of a model"
+        } else if name.starts_with("wgpu_pipeline_cache") {
+            "compiled GPU programs"
+        } else {
+            continue;
+        };
+        files.push((entry.path(), Bytes(entry.metadata()?.len()), what));
+    }
+    files.sort();
+    Ok(files)
 }

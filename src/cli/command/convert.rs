@@ -5,7 +5,7 @@ use crate::cli::failure::{Exit, Failure};
 use crate::cli::interrupt::Interrupt;
 use crate::cli::observer::bar;
 use crate::cli::output::Output;
-use crate::cli::terminal::{Terminal, printable};
+use crate::cli::terminal::{Terminal, counted, printable};
 use crate::convert::{
     self, BeforeAfter, Error, PartSize, Progress, QuantizeSummary, Summary, Target,
 };
@@ -20,9 +20,9 @@ use std::time::Instant;
 /// # Errors
 /// An invalid folder, an output file that exists; no partial output file is left behind.
 pub(crate) fn convert(args: &ConvertArgs, terminal: &Terminal) -> Result<(), Failure> {
-    let job = args.job()?;
+    let (job, start) = (args.job()?, Instant::now());
     let summary = with_bar("converting", terminal, |progress| job.run(progress))?;
-    print_summary(&job.output, &summary, terminal)
+    print_summary(&job.output, &summary, start, terminal)
 }
 
 /// Copies a model file with its weights quantised to another type.
@@ -64,9 +64,9 @@ fn print_quantized(
     let time =
         start.map_or(String::new(), |start| format!(", {:.1} s", start.elapsed().as_secs_f64()));
     terminal.note(&format!(
-        "{}: {} tensors, {} before, {} after, {:.2} bits per weight{time}",
+        "{}: {}, {} before, {} after, {:.2} bits per weight{time}",
         target.name(),
-        summary.n_tensors,
+        counted(summary.n_tensors, "tensor"),
         Bytes(before),
         Bytes(after),
         summary.bits_per_value(),
@@ -104,9 +104,9 @@ fn print_parts(paths: &[PathBuf], summary: &Summary, terminal: &Terminal) -> Res
         terminal.note(&printable(note));
     }
     terminal.note(&format!(
-        "{} tensors in {} files, {}",
-        summary.n_tensors,
-        paths.len(),
+        "{} in {}, {}",
+        counted(summary.n_tensors, "tensor"),
+        counted(paths.len(), "file"),
         Bytes(summary.size)
     ));
     print_paths(paths)
@@ -130,9 +130,10 @@ pub(crate) fn merge(args: &MergeArgs, terminal: &Terminal) -> Result<(), Failure
 }
 
 fn join(first: &Path, output: &Path, force: bool, terminal: &Terminal) -> Result<(), Failure> {
+    let start = Instant::now();
     let summary =
         with_bar("joining", terminal, |progress| convert::merge(first, output, force, progress))?;
-    print_summary(output, &summary, terminal)
+    print_summary(output, &summary, start, terminal)
 }
 
 /// Runs a job with a progress bar; Ctrl-C or SIGTERM ends it.
@@ -150,15 +151,27 @@ fn with_bar<T>(
         if interrupt.is_set() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     });
     bar.finish_and_clear();
+    if matches!(done, Err(Error::Interrupted)) {
+        terminal.note("stopped; no file was written");
+    }
     Ok(done?)
 }
 
-/// Prints the path on standard output and the summary on standard error.
-fn print_summary(path: &Path, summary: &Summary, terminal: &Terminal) -> Result<(), Failure> {
+/// Prints the path on standard output, and the summary with the time since `start` on standard
+/// error.
+fn print_summary(
+    path: &Path,
+    summary: &Summary,
+    start: Instant,
+    terminal: &Terminal,
+) -> Result<(), Failure> {
     for note in &summary.notes {
         terminal.note(&printable(note));
     }
-    terminal.note(&format!("{} tensors, {}", summary.n_tensors, Bytes(summary.size)));
+    let (size, seconds) = (Bytes(summary.size), start.elapsed().as_secs_f64());
+    let what = if summary.what.is_empty() { String::new() } else { format!("{}: ", summary.what) };
+    let n = counted(summary.n_tensors, "tensor");
+    terminal.note(&format!("{what}{n}, {size}, {seconds:.1} s"));
     print_paths(&[path.to_owned()])
 }
 

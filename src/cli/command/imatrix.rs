@@ -57,7 +57,8 @@ struct Job<'a> {
 
 impl Job<'_> {
     fn collect(&self, text: &str, interrupt: &Interrupt) -> Result<(), Failure> {
-        let runtime = Runtime::new(self.args.model.options(), self.terminal.observer())?;
+        let runtime =
+            Runtime::new(self.args.model.options(), self.terminal.stoppable_observer(interrupt))?;
         let opened = runtime.open(self.args.model.model.as_deref())?;
         check_importance(&self.earlier, &opened.model)?;
         let chunks = self.chunks(text, &opened, &runtime)?;
@@ -69,7 +70,7 @@ impl Job<'_> {
             collected.run(&mut engine, &chunks, what, interrupt.flag(), &mut |so_far| {
                 bar.set_position(so_far.n_chunks as u64);
                 if self.args.ppl {
-                    bar.set_message(format!(", PPL {:.4}", so_far.perplexity.value()));
+                    bar.set_message(format!(", PPL {:.1}", so_far.perplexity.value()));
                 }
                 self.write_if_due(so_far)
             });

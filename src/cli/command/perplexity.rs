@@ -11,6 +11,7 @@ use crate::evaluate::{self, Chunks, Comparison, LogitsReader, LogitsWriter, Perp
 use indicatif::ProgressBar;
 use runtime::{Opened, Runtime};
 use serde_json::json;
+use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 /// Default chunk size in tokens, as in llama-perplexity.
@@ -153,19 +154,22 @@ struct Progress<'a> {
     bar: ProgressBar,
     terminal: &'a Terminal,
     n_chunks: usize,
+    /// Chunks so far, and their perplexity.
+    last: Cell<(usize, f64)>,
 }
 
 impl<'a> Progress<'a> {
     fn new(chunks: &Chunks, terminal: &'a Terminal) -> Self {
         let n_chunks = chunks.n_chunks();
         let bar = progress::counter(terminal, "measuring", 0..n_chunks, "chunks");
-        Self { bar, terminal, n_chunks }
+        Self { bar, terminal, n_chunks, last: Cell::default() }
     }
 
     fn chunk(&self, done: usize, so_far: &Perplexity) {
         let ppl = so_far.value();
-        self.bar.set_message(format!(", PPL {ppl:.4}"));
+        self.bar.set_message(format!(", PPL {ppl:.1}"));
         self.bar.set_position(done as u64);
+        self.last.set((done, ppl));
         let line = format!("chunk {done} of {}: PPL {ppl:.4}", self.n_chunks);
         self.bar.suspend(|| self.terminal.detail(&line));
     }
@@ -174,6 +178,11 @@ impl<'a> Progress<'a> {
 impl Drop for Progress<'_> {
     fn drop(&mut self) {
         self.bar.finish_and_clear();
+        let (done, ppl) = self.last.get();
+        if (1..self.n_chunks).contains(&done) {
+            let n = self.n_chunks;
+            self.terminal.note(&format!("stopped after {done} of {n} chunks: PPL {ppl:.4}"));
+        }
     }
 }
 

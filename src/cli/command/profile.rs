@@ -39,7 +39,7 @@ pub(super) struct SourceText<'a> {
 pub(crate) fn run(args: &ProfileArgs, terminal: &Terminal) -> Result<(), Failure> {
     let text = args.source.text()?;
     let interrupt = Interrupt::install_with_termination()?;
-    let runtime = Runtime::new(args.model.options(), terminal.observer())?;
+    let runtime = Runtime::new(args.model.options(), terminal.stoppable_observer(&interrupt))?;
     let opened = runtime.open(args.model.model.as_deref())?;
     let text = SourceText { text: text.as_deref(), why: "" };
     let (job, profile) = make(&args.source, text, &opened, &runtime, &interrupt, terminal)?;

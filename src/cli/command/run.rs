@@ -36,20 +36,21 @@ pub(super) struct LoadedModel {
     pub(super) load: Duration,
 }
 
-/// Opens and loads a model. With `learning`, first trains a predictor or thresholds if `--sparsity`
-/// needs them and they are missing; Ctrl-C stops the training.
+/// Opens and loads a model. If it `learns`, first trains a predictor or thresholds if `--sparsity`
+/// needs them and they are missing. Ctrl-C stops each of these.
 ///
 /// # Errors
 /// The file is invalid or not supported, or memory is too small.
 pub(super) fn load_model(
     args: &ModelArgs,
-    learning: Option<&Interrupt>,
+    learns: bool,
+    interrupt: &Interrupt,
     terminal: &Terminal,
 ) -> Result<LoadedModel, Failure> {
     let start = Instant::now();
-    let runtime = Runtime::new(args.options(), terminal.observer())?;
+    let runtime = Runtime::new(args.options(), terminal.exiting_observer(interrupt))?;
     let opened = runtime.open(args.model.as_deref())?;
-    if let Some(interrupt) = learning {
+    if learns {
         first_use::train_missing(&opened, &runtime, interrupt, terminal)?;
     }
     let Opened { model, tokenizer } = opened;
@@ -81,12 +82,14 @@ pub(crate) fn run(args: &RunArgs, terminal: &Terminal) -> Result<(), Failure> {
 
 fn continue_prompt(args: &RunArgs, trace: &Trace, terminal: &Terminal) -> Result<(), Failure> {
     let interrupt = Interrupt::install()?;
-    let learning = args.auto_profile.then_some(&interrupt);
     let LoadedModel { model: _, tokenizer, n_ctx, mut engine, load } =
-        load_model(&args.model, learning, terminal)?;
+        load_model(&args.model, args.auto_profile, &interrupt, terminal)?;
     trace.watch(&mut engine, "run");
     let built_in = args.model.model.is_none();
     let text = args.prompt.as_deref().unwrap_or(if built_in { STORY } else { "" });
+    if args.prompt.is_none() && !built_in && io::stdin().is_terminal() {
+        terminal.note("no prompt was given, so the model begins a text of its own; -p TEXT gives one, `thermocline chat` converses");
+    }
     let prompt = prompt_ids(text, &tokenizer, n_ctx)?;
     if args.verbose_prompt {
         list_prompt(&prompt, &tokenizer, terminal)?;
@@ -361,6 +364,18 @@ fn device_share(report: &Report) -> Option<f64> {
         .then(|| neurons.off_cpu / neurons.active.max(1.0))
 }
 
+/// The reason of an end, as a word for programs.
+fn ended(reason: EndReason) -> &'static str {
+    match reason {
+        EndReason::EndOfText => "end_of_text",
+        EndReason::Length => "length",
+        EndReason::Stop => "stop",
+        EndReason::ContextFull => "context_full",
+        EndReason::Interrupted => "interrupted",
+        EndReason::Closed => "closed",
+    }
+}
+
 /// Prints the statistics on standard error, as JSON if requested. `load` is the loading time, or
 /// `None` if the model was already loaded.
 pub(super) fn report_perf(
@@ -391,7 +406,8 @@ pub(super) fn report_perf(
             "device_share_first": report.exchanged.map(|done| done.first),
             "device_share_last": report.exchanged.map(|done| done.last),
             "context_shifts": report.n_shifts,
-            "ended": format!("{:?}", report.ended),
+            "ended": ended(report.ended),
+            "notes": terminal.take_held(),
         });
         eprintln!("{json}");
         return;

@@ -1,6 +1,5 @@
 //! `thermocline serve`.
 
-use std::io::{self, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -10,7 +9,7 @@ use super::chat::dialogue::dialogue;
 use crate::cli::args::ServeArgs;
 use crate::cli::failure::{Exit, Failure};
 use crate::cli::interrupt::Interrupt;
-use crate::cli::terminal::{Terminal, printable};
+use crate::cli::terminal::Terminal;
 use crate::engine::EngineOptions;
 use hal::Bytes;
 use runtime::{Opened, Runtime};
@@ -114,13 +113,8 @@ fn load(args: &ServeArgs, terminal: &Terminal) -> Result<ServedModel, Failure> {
 
 /// Writes log lines to standard error; with `--log-disable`, drops them.
 fn sink(terminal: &Terminal) -> LogSink {
-    let quiet = terminal.is_quiet();
-    Arc::new(move |line: &str| {
-        if !quiet {
-            // If standard error is closed, the failure cannot be reported anywhere.
-            let _ = writeln!(io::stderr(), "{}", printable(line));
-        }
-    })
+    let terminal = terminal.clone();
+    Arc::new(move |line: &str| terminal.print_log(line))
 }
 
 /// Exits the process on a signal while the model loads.

@@ -38,6 +38,7 @@ impl ExitOnSignal {
         let watch = move || {
             while !is_over.load(Ordering::Relaxed) {
                 if pressed.load(Ordering::Relaxed) {
+                    terminal.erase_line();
                     terminal.note("interrupted; the same command continues the download");
                     std::process::exit(i32::from(Exit::Interrupted.code()));
                 }

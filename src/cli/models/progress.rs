@@ -1,8 +1,9 @@
 //! How a download is shown: a bar on a terminal, otherwise a line now and then.
 
+use crate::cli::draw_target::draw_target;
 use crate::cli::terminal::{Terminal, printable};
 use hub::Progress;
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{ProgressBar, ProgressStyle};
 use std::time::{Duration, Instant};
 
 /// Time between two lines where there is no terminal.
@@ -108,8 +109,8 @@ impl Progress for DownloadBar {
             return;
         }
         self.clear();
-        let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr());
-        let style = "{bar:30} {percent:>3} %  {decimal_bytes}/{decimal_total_bytes}  {msg}";
+        let bar = ProgressBar::with_draw_target(Some(total), draw_target());
+        let style = "{bar:20} {percent:>3} %  {decimal_bytes}/{decimal_total_bytes}  {msg}";
         self.bar = match ProgressStyle::with_template(style) {
             Ok(style) => bar.with_style(style),
             Err(_) => bar,

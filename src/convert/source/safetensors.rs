@@ -25,6 +25,12 @@ pub enum Problem {
         /// Bytes of the file.
         found: u64,
     },
+    /// A file of another kind.
+    #[error("this is {what}")]
+    NotSafetensors {
+        /// Kind of the file, and what to do.
+        what: &'static str,
+    },
     /// A header that is too long.
     #[error("its header claims {found} bytes, expected at most {MAX_HEADER}")]
     HeaderLength {
@@ -140,6 +146,9 @@ impl<'de> Deserialize<'de> for Entries {
 
 pub(crate) fn read(bytes: &Bytes) -> Result<Vec<Tensor>, Problem> {
     let found = bytes.len() as u64;
+    if let Some(what) = gguf::known_kind(bytes) {
+        return Err(Problem::NotSafetensors { what });
+    }
     let Some((length, rest)) = bytes.split_first_chunk::<8>() else {
         return Err(Problem::Truncated { expected: 8, found });
     };

@@ -1,5 +1,6 @@
 //! Writes the repack cache: packs each weight and streams it into the file.
 
+use std::ops::ControlFlow;
 use std::path::Path;
 use std::{fs, io};
 
@@ -41,6 +42,9 @@ pub enum WriteError {
     /// Writing failed.
     #[error(transparent)]
     File(#[from] gguf::Error),
+    /// The caller stopped it.
+    #[error("stopped")]
+    Stopped,
     /// Packing failed.
     #[error(transparent)]
     Device(#[from] hal::Error),
@@ -48,7 +52,7 @@ pub enum WriteError {
 
 /// Writes the file at `path` from `weights` of `model` in the layout of `device`. Pages of the
 /// model file are dropped from memory after use. `progress` gets the bytes written so far and the
-/// total.
+/// total, and stops the work by breaking.
 ///
 /// # Errors
 /// [`WriteError`]; no file is left behind.
@@ -57,8 +61,12 @@ pub fn write(
     model: &File,
     weights: &[Weight],
     device: &Device,
-    progress: &dyn Fn(u64, u64),
+    progress: &dyn Fn(u64, u64) -> ControlFlow<()>,
 ) -> Result<(), WriteError> {
+    let report = |done: u64, total: u64| match progress(done, total) {
+        ControlFlow::Continue(()) => Ok(()),
+        ControlFlow::Break(()) => Err(WriteError::Stopped),
+    };
     let folder = path.parent().unwrap_or(Path::new("."));
     fs::create_dir_all(folder)
         .map_err(|reason| WriteError::Folder { folder: folder.display().to_string(), reason })?;
@@ -66,6 +74,7 @@ pub fn write(
     let total = size(weights);
     check_disk(total, free_bytes(folder).map(Bytes))?;
     let mut data = header(model, weights)?.create(path)?;
+    report(0, total.0)?;
     let (mut pack, mut sums, mut done) = (Vec::new(), Vec::new(), 0);
     for weight in weights {
         pack.resize(weight.stored.len, 0);
@@ -74,7 +83,7 @@ pub fn write(
         data.write(&weight.label, &pack)?;
         sums.extend(checksum(&pack).to_le_bytes());
         done += pack.len() as u64;
-        progress(done, total.0);
+        report(done, total.0)?;
     }
     data.write(SUMS, &sums)?;
     Ok(data.finish()?)

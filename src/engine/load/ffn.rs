@@ -76,6 +76,7 @@ impl Loader<'_> {
                 Neurons::All => n,
                 Neurons::List(list) => list.partition_point(|&neuron| (neuron as usize) < n),
             }),
+            activation: ffn.activation,
             orientation: mode.orientation(ffn),
         })
     }

@@ -19,7 +19,7 @@ use placement::{CPU, DeviceIndex, LayerPlacement, Placement, Share};
 
 use crate::error::Result;
 use crate::ops::embed::Embedding;
-use crate::ops::mixer::{self, Memory};
+use crate::ops::memory::{self, Cache, Memory};
 use crate::ops::predict::{Predictor, vector};
 use crate::size::scratch::ScratchShape;
 use crate::size::{Sizing, is_used};
@@ -213,23 +213,22 @@ impl Loader<'_> {
     fn memory(&self, device: &Device, before: &[Layer]) -> Result<Memory<Tensor>> {
         let Sizing { model, options, .. } = self.sizing;
         let weights = &model.layers[before.len()];
-        Ok(match mixer::memory(&mixer::shapes(weights), options) {
-            Memory::None => Memory::None,
-            Memory::SharedKv(_) => {
+        let shapes = memory::of_mixer(&memory::shapes(weights), options);
+        let cache = match shapes.cache {
+            None => None,
+            Some(Cache::Shared(_)) => {
                 let source = weights.frame.mixer.kv_source().and_then(|layer| before.get(layer));
                 let cache = source.and_then(|layer| layer.memory.own_kv());
-                Memory::SharedKv(cache.expect("the model reader checked the source").clone())
+                Some(Cache::Shared(cache.expect("the model reader checked the source").clone()))
             }
-            Memory::Kv(KvCache { k, v }) => {
+            Some(Cache::Own(KvCache { k, v })) => {
                 let n_cols = KvCache { k: k.n_cols, v: v.n_cols };
                 let formats = options.kv_formats;
-                Memory::Kv(device.kv_cache(options.n_blocks(), n_cols, formats)?)
+                Some(Cache::Own(device.kv_cache(options.n_blocks(), n_cols, formats)?))
             }
-            Memory::Recurrent(shapes) => {
-                let states = shapes.into_iter().map(|shape| device.alloc("state", shape));
-                Memory::Recurrent(states.collect::<hal::Result<_>>()?)
-            }
-        })
+        };
+        let states = shapes.states.into_iter().map(|shape| device.alloc("state", shape));
+        Ok(Memory { cache, states: states.collect::<hal::Result<_>>()? })
     }
 
     fn embedding(&self, device: &Device) -> Result<Embedding<Tensor>> {

@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use hal::op::{MatMul, Op, Route, SoftCap};
+use hal::op::{Activation, MatMul, Op, Route, SoftCap};
 use hal::{HostRows, Operand, Program, Recorder, Tensor};
 
 use model::{Ffn, Model, SharedExpert};
@@ -79,6 +79,7 @@ pub(super) struct SharedProgram {
     input: InputRead,
     products: Products,
     down: HostRows,
+    activation: Activation,
 }
 
 /// Computes the input of the output matrix, and the logits.
@@ -189,7 +190,8 @@ impl ProgramRecorder<'_> {
         let matrices = parts.map(|part| part.w.clone()).collect();
         let program = recorder.finish()?;
         let input = InputRead { x, matrices };
-        Ok(Some(SharedProgram { program, input, products, down: down.w.clone() }))
+        let (down, activation) = (down.w.clone(), facts.activation);
+        Ok(Some(SharedProgram { program, input, products, down, activation }))
     }
 
     /// Records the output norm and the logits of all tokens of a step; `None` if inputs are not
@@ -296,6 +298,7 @@ impl SharedProgram {
             gate: gate.as_deref(),
             up: &up,
             weights: None,
+            activation: self.activation,
         };
         let mut x = Vec::new();
         block.down_inputs(watch.model, &mut x);

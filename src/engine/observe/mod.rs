@@ -12,7 +12,7 @@ mod value;
 use std::fmt;
 use std::sync::atomic::AtomicBool;
 
-use hal::op::{MatMul, Op};
+use hal::op::{Activation, MatMul, Op};
 use hal::{Operand, Program, Tensor, TensorDesc};
 
 use placement::{DeviceIndex, LayerPlacement, Neurons, Placement};
@@ -77,6 +77,8 @@ pub struct ObservedBlock<'a> {
     /// that the token does not use, whose `gate` and `up` are still computed. `None` in dense
     /// blocks.
     pub weights: Option<&'a [f32]>,
+    /// Activation of the block.
+    pub activation: Activation,
 }
 
 impl fmt::Debug for ObservedBlock<'_> {
@@ -402,6 +404,7 @@ impl HostBuffers {
             gate: gated.then_some(&self.gate[..n * block.n_ff]),
             up: &self.up[..n * block.n_ff],
             weights: (block.n_expert > 0).then_some(&self.weights[..n * block.n_expert]),
+            activation: block.activation,
         }
     }
 }

@@ -10,7 +10,7 @@ impl ObservedBlock<'_> {
     /// Writes the inputs of down to `out`, `[n_tokens, n_ff]`: the activations of the neurons.
     /// Accurate to about six digits.
     pub fn down_inputs(&self, model: &Model, out: &mut Vec<f32>) {
-        let (kind, activation) = (model.ffn_kind, model.activation);
+        let (kind, activation) = (model.ffn_kind, self.activation);
         let tests = self.gate.unwrap_or(self.up);
         let each = |(&test, &up): (&f32, &f32)| neuron(kind, activation, test, up);
         out.clear();
@@ -39,11 +39,9 @@ impl ObservedBlock<'_> {
 /// `up`.
 fn neuron(kind: FfnKind, activation: Activation, test: f32, up: f32) -> f32 {
     let gate = activate(activation, test);
-    match (kind, activation) {
+    match (kind, activation.up_limit()) {
         (FfnKind::Plain, _) => gate,
-        (FfnKind::Gated, Activation::SwigluOai { limit, .. }) => {
-            gate * (up.clamp(-limit, limit) + 1.0)
-        }
+        (FfnKind::Gated, Some((limit, added))) => gate * (up.clamp(-limit, limit) + added),
         (FfnKind::Gated, _) => gate * up,
         (FfnKind::GatedBoth, _) => gate * activate(activation, up),
     }
@@ -64,6 +62,11 @@ fn activate(activation: Activation, x: f32) -> f32 {
             let x = x.min(limit);
             x * sigmoid(alpha * x)
         }
+        Activation::SwigluClamped { limit } => {
+            let x = x.min(limit);
+            x * sigmoid(x)
+        }
+        Activation::SiluClamped { limit } => (x * sigmoid(x)).min(limit),
     }
 }
 

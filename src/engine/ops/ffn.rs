@@ -17,7 +17,6 @@ use crate::options::{DenseFrom, EngineOptions, Sparsity};
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FfnMode {
     pub(crate) kind: FfnKind,
-    pub(crate) activation: Activation,
     pub(crate) skip: Skip,
     sparse: bool,
     /// Minimum score of a neuron with the file's predictors.
@@ -35,7 +34,6 @@ impl FfnMode {
         let exact = model.is_exactly_sparse() && options.sparsity != Sparsity::Off;
         FfnMode {
             kind: model.ffn_kind,
-            activation: model.activation,
             skip: match exact {
                 _ if cut => Skip::BelowPerRow,
                 true => Skip::NotPositive,
@@ -262,7 +260,7 @@ impl FfnMode {
             hits,
             union,
             kind: self.kind,
-            activation: self.activation,
+            activation: share.activation,
             orientation: share.orientation,
             experts: share.experts,
             accumulate,
@@ -295,6 +293,7 @@ impl FfnMode {
             bias_down: ffn.down.bias.as_ref().map(HostRows::desc),
             threshold: (self.skip == Skip::BelowPerRow).then(|| TensorDesc::new(1, n, Format::F32)),
             experts: self.expert_ranges(ffn, |below| below.min(n)),
+            activation: ffn.activation,
             orientation,
         }
     }
@@ -383,5 +382,6 @@ pub(crate) struct FfnShare<T> {
     /// Threshold of each neuron's activation; `None` if neurons are not chosen by thresholds.
     pub(crate) threshold: Option<T>,
     pub(crate) experts: Option<ExpertRanges>,
+    pub(crate) activation: Activation,
     pub(crate) orientation: Down,
 }

@@ -10,7 +10,7 @@ use hal::{Batch, Operand, RowSet, Rows};
 use model::{Affine, Frame, LayerWeights, Mixer, Model, PredictorInput, RouterInput, SharedExpert};
 
 use super::ffn::{FfnMode, FfnOperands, FfnShare};
-use super::mixer::Memory;
+use super::memory::Memory;
 use super::predict::{Input, Predictor};
 use super::scratch::{Role, Scratch};
 
@@ -74,6 +74,9 @@ pub(crate) fn scratch_of(model: &Model, layer: &LayerWeights) -> Vec<(Role, usiz
         all.extend([(Role::LayerInputs, n_inputs), (Role::LayerInputsPart, n_inputs)]);
         all.extend([(Role::LayerInput, width), (Role::LayerGate, width)]);
     }
+    if let Some(by) = &frame.input_scale {
+        all.extend([(Role::ExpertWeight, 1), (Role::ExpertScores, by.identity.desc().n_rows)]);
+    }
     if frame.router_norm.is_some() {
         all.push((Role::RouterInput, hyper.n_embd));
     }
@@ -101,7 +104,7 @@ pub(crate) fn matmul<T: Operand>(by: &Affine<T>, x: &T, y: &T) -> Op<T> {
 
 /// The matrices of a shared expert as a block without experts.
 pub(crate) fn shared_share<T: Clone>(shared: &SharedExpert<T>) -> FfnShare<T> {
-    let SharedExpert { gate, up, down, .. } = shared.clone();
+    let SharedExpert { gate, up, down, activation, .. } = shared.clone();
     let (gate, bias_gate) = gate.map_or((None, None), |gate| (Some(gate.w), gate.bias));
     FfnShare {
         gate,
@@ -112,6 +115,7 @@ pub(crate) fn shared_share<T: Clone>(shared: &SharedExpert<T>) -> FfnShare<T> {
         bias_down: down.bias,
         threshold: None,
         experts: None,
+        activation,
         orientation: Down::AcrossNeurons,
     }
 }
@@ -131,11 +135,15 @@ impl<T: Operand> LayerOps<'_, T> {
         self.input(&mut ops, frame.attn_norm.as_ref(), self.has_mixer());
         self.mix(&mut ops);
         if !self.is_parallel() && self.has_mixer() {
-            self.add(&mut ops, frame.post_attn_norm.as_ref());
+            self.add(&mut ops, frame.post_attn_norm.as_ref(), frame.post_eps[0]);
         }
         let reads_residual = self.facts.ffn.is_some() && !self.is_parallel();
         self.input(&mut ops, frame.ffn_norm.as_ref(), reads_residual);
+        if let Mixer::Rwkv7(by) = &frame.mixer {
+            self.shift_channels(&mut ops, by);
+        }
         self.route(&mut ops, RouterInput::Ffn, &s.h);
+        self.scale_input(&mut ops);
         if let Some(norm) = &frame.router_norm {
             let x = s.at(Role::RouterInput, self.model.hyper.n_embd);
             ops.push(residual_norm(self.model, &s.x, norm, x));
@@ -181,7 +189,8 @@ impl<T: Operand> LayerOps<'_, T> {
         let mut ops = Vec::new();
         self.join_dense(&mut ops);
         if self.facts.ffn.is_some() || (self.is_parallel() && self.has_mixer()) {
-            self.add(&mut ops, self.frame.post_ffn_norm.as_ref());
+            let eps = self.frame.post_eps[1];
+            self.add(&mut ops, self.frame.post_ffn_norm.as_ref(), eps);
         }
         self.per_layer(&mut ops);
         if let Some(scale) = &self.frame.out_scale {
@@ -197,9 +206,15 @@ impl<T: Operand> LayerOps<'_, T> {
         let shared = self.frame.shared.as_ref();
         let Some(norms) = shared.and_then(|shared| shared.norms.as_ref()) else { return };
         let dense = s.at(Role::DenseOutput, self.model.hyper.n_embd);
-        ops.push(self.norm(&s.y, &norms.experts, &s.h));
-        ops.push(self.norm(dense, &norms.after, &s.y));
-        ops.push(Add { a: s.h.clone(), x: s.y.clone() }.into());
+        let a = match &norms.after {
+            Some([after, experts]) => {
+                ops.push(self.norm(&s.y, experts, &s.h));
+                ops.push(self.norm(dense, after, &s.y));
+                &s.h
+            }
+            None => dense,
+        };
+        ops.push(Add { a: a.clone(), x: s.y.clone() }.into());
     }
 
     /// Adds the contribution of the tokens' per-layer embeddings to the residual.
@@ -222,7 +237,7 @@ impl<T: Operand> LayerOps<'_, T> {
         let (g, x) = (gate.clone(), input.clone());
         ops.push(Mul { g, x, activation: GateActivation::Gelu }.into());
         ops.push(matmul(&by.proj, input, &s.y));
-        self.add(ops, Some(&by.norm));
+        self.add(ops, Some(&by.norm), hyper.eps);
     }
 
     fn has_mixer(&self) -> bool {
@@ -237,12 +252,13 @@ impl<T: Operand> LayerOps<'_, T> {
         norm(self.model, x, by, y).into()
     }
 
-    /// Adds `y`, the output of the mixer or the block, to the residual, after its post-norm if any.
-    fn add(&self, ops: &mut Vec<Op<T>>, post_norm: Option<&Affine<T>>) {
+    /// Adds `y`, the output of the mixer or the block, to the residual, after its post-norm if any,
+    /// whose epsilon is `eps`.
+    fn add(&self, ops: &mut Vec<Op<T>>, post_norm: Option<&Affine<T>>, eps: f32) {
         let s = self.scratch;
         let a = match post_norm {
-            Some(norm) => {
-                ops.push(self.norm(&s.y, norm, &s.h));
+            Some(by) => {
+                ops.push(Norm { eps, ..norm(self.model, &s.y, by, &s.h) }.into());
                 &s.h
             }
             None => &s.y,
@@ -258,6 +274,10 @@ impl<T: Operand> LayerOps<'_, T> {
             return;
         };
         if self.model.spec.routing.input == input {
+            let weights = match &self.frame.input_scale {
+                Some(_) => self.scratch.at(Role::ExpertScores, experts.n),
+                None => weights,
+            };
             let route = Route {
                 w: router.w.clone(),
                 bias: router.bias.clone(),
@@ -277,6 +297,31 @@ impl<T: Operand> LayerOps<'_, T> {
                 ops.push(Mul { g, x, activation: GateActivation::None }.into());
             }
         }
+    }
+
+    /// Multiplies the input of the experts by the weight of the token's only expert, whose weight is
+    /// then 1.
+    fn scale_input(&self, ops: &mut Vec<Op<T>>) {
+        let s = self.scratch;
+        let (Some(by), Some(weights)) = (&self.frame.input_scale, &s.weights) else { return };
+        let scores = s.at(Role::ExpertScores, by.identity.desc().n_rows);
+        let g = s.at(Role::ExpertWeight, 1).clone();
+        ops.push(matmul(&Affine { w: by.sum.clone(), bias: None }, scores, &g));
+        let ones = Route {
+            w: by.identity.clone(),
+            bias: None,
+            selection: None,
+            groups: None,
+            x: scores.clone(),
+            weights: weights.clone(),
+            n_used: 1,
+            n_groups: [1, 1],
+            scoring: Scoring::SoftmaxChosen,
+            renormalise: false,
+            scale: 1.0,
+        };
+        ops.push(ones.into());
+        ops.push(Mul { g, x: s.h.clone(), activation: GateActivation::None }.into());
     }
 
     /// Computes the shared expert into `y`, or adds it to `y` if `accumulate` is set. A shared

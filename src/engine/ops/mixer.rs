@@ -1,158 +1,26 @@
-//! The mixers of layers as ops, and their scratch, KV caches and recurrent states.
+//! The mixers of layers as ops, and their scratch.
 
 use hal::op::{
-    Attention as AttentionOp, CopyHeads, GateActivation, HeadColumns, Mul, Norm, Op, Rope,
+    Add, Attention as AttentionOp, CopyHeads, GateActivation, HeadColumns, Mul, Norm, Op, Rope,
     ScaleByPosition, SoftCap, StoreKv,
 };
-use hal::{Bytes, HostRows, KV_BLOCK, KvCache, Operand, TensorDesc};
+use hal::{Operand, TensorDesc};
 
 use model::{
-    Affine, Attention, AttentionSizes, HeadNorm, Kv, Latent, LayerWeights, LowRank, Mixer,
+    Affine, Attention, AttentionSizes, HeadNorm, Kv, Latent, LowRank, Mamba1, Mamba2, Mixer,
     OutputGate, Temperature,
 };
 
 use super::layer::{LayerOps, matmul};
+use super::rwkv7;
 use super::scratch::Role;
-use crate::options::EngineOptions;
-
-/// Per-sequence data that a layer keeps between steps.
-#[derive(Clone, Debug)]
-pub(crate) enum Memory<T> {
-    /// No data.
-    None,
-    /// Keys and values of every position.
-    Kv(KvCache<T>),
-    /// Keys and values in an earlier layer's cache, which this layer only reads.
-    SharedKv(KvCache<T>),
-    /// Recurrent states, `[n_seq + n_checkpoint, width]` each. Row `i` belongs to sequence `i` of
-    /// the batch; the rows from `n_seq` on hold checkpoints.
-    Recurrent(Vec<T>),
-}
-
-impl<T> Memory<T> {
-    /// The KV cache that the layer attends to: its own cache or an earlier layer's; `None` in
-    /// layers without attention.
-    pub(crate) fn kv(&self) -> Option<&KvCache<T>> {
-        match self {
-            Memory::Kv(cache) | Memory::SharedKv(cache) => Some(cache),
-            Memory::None | Memory::Recurrent(_) => None,
-        }
-    }
-
-    pub(crate) fn own_kv(&self) -> Option<&KvCache<T>> {
-        match self {
-            Memory::Kv(cache) => Some(cache),
-            Memory::None | Memory::SharedKv(_) | Memory::Recurrent(_) => None,
-        }
-    }
-
-    /// Recurrent states; empty for attention layers.
-    pub(crate) fn states(&self) -> &[T] {
-        match self {
-            Memory::Recurrent(states) => states,
-            Memory::None | Memory::Kv(_) | Memory::SharedKv(_) => &[],
-        }
-    }
-
-    /// The tensors to allocate for the layer. An earlier layer's cache is not included.
-    pub(crate) fn tensors(&self) -> impl Iterator<Item = &T> {
-        self.own_kv().into_iter().flat_map(|cache| [&cache.k, &cache.v]).chain(self.states())
-    }
-
-    /// The tensors that a step reads, including an earlier layer's cache.
-    pub(crate) fn read_tensors(&self) -> impl Iterator<Item = &T> {
-        self.kv().into_iter().flat_map(|cache| [&cache.k, &cache.v]).chain(self.states())
-    }
-}
-
-pub(crate) fn shapes(layer: &LayerWeights) -> Mixer<TensorDesc> {
-    layer.frame.map(&mut HostRows::desc).mixer
-}
-
-/// The per-sequence data of a layer with `mixer`.
-pub(crate) fn memory(mixer: &Mixer<TensorDesc>, options: &EngineOptions) -> Memory<TensorDesc> {
-    match mixer {
-        Mixer::None => Memory::None,
-        Mixer::Attention(Attention { sizes, kv, .. }) => {
-            let (formats, rows) = (options.kv_formats, options.n_blocks() * KV_BLOCK);
-            let cache = KvCache {
-                k: TensorDesc::new(rows, sizes.n_k(), formats.k),
-                v: TensorDesc::new(rows, sizes.n_v(), formats.v),
-            };
-            match kv {
-                Kv::Direct { .. } | Kv::Latent(_) => Memory::Kv(cache),
-                Kv::Shared { .. } => Memory::SharedKv(cache),
-            }
-        }
-        Mixer::ShortConv(_) | Mixer::GatedDelta(_) | Mixer::Mamba2(_) => {
-            let rows = options.n_seq + options.n_checkpoint;
-            let state = |width| TensorDesc::new(rows, width, hal::format::Format::F32);
-            Memory::Recurrent(state_widths(mixer).into_iter().map(state).collect())
-        }
-    }
-}
-
-/// Bytes of the recurrent state of one sequence in `layer`; 0 in a layer without recurrence.
-#[must_use]
-pub fn state_bytes(layer: &LayerWeights) -> Bytes {
-    let values: usize = state_widths(&shapes(layer)).into_iter().sum();
-    Bytes(4 * values as u64)
-}
-
-/// Number of values of each recurrent state of one sequence.
-fn state_widths(mixer: &Mixer<TensorDesc>) -> Vec<usize> {
-    let conv = |weight: &TensorDesc| {
-        let TensorDesc { n_rows, n_cols, .. } = *weight;
-        (n_cols - 1) * n_rows
-    };
-    match mixer {
-        Mixer::None | Mixer::Attention(_) => Vec::new(),
-        Mixer::ShortConv(by) => vec![conv(&by.conv)],
-        Mixer::GatedDelta(by) => {
-            let sizes = &by.sizes;
-            let delta = sizes.n_head_v * sizes.d_k * sizes.d_v;
-            vec![conv(&by.q_conv), conv(&by.k_conv), conv(&by.v_conv), delta]
-        }
-        Mixer::Mamba2(by) => {
-            let filters = [&by.x_conv, &by.b_conv, &by.c_conv].map(|filter| conv(&filter.w));
-            let scan = by.sizes.d_inner * by.sizes.d_state;
-            filters.into_iter().chain([scan]).collect()
-        }
-    }
-}
 
 /// Scratch that a mixer needs in addition to the scratch of all layers, as roles and numbers of
 /// columns.
 pub(crate) fn scratch_of(mixer: &Mixer<TensorDesc>) -> Vec<(Role, usize)> {
     match mixer {
         Mixer::None => Vec::new(),
-        Mixer::Attention(by) => {
-            let sizes = &by.sizes;
-            let mut all = vec![(Role::Query, sizes.n_q()), (Role::Mixed, sizes.n_out())];
-            match &by.gate {
-                OutputGate::None => {}
-                OutputGate::Joint => {
-                    all.extend([(Role::QueryGate, 2 * sizes.n_q()), (Role::Gate, sizes.n_q())]);
-                }
-                OutputGate::Matrix { by, .. } => all.push((Role::Gate, by.w.n_rows)),
-            }
-            if let Some(LowRank { a, .. }) = &by.q_a {
-                all.extend([
-                    (Role::LatentQuery, a.w.n_rows),
-                    (Role::LatentQueryNormed, a.w.n_rows),
-                ]);
-            }
-            match &by.kv {
-                Kv::Direct { .. } => {}
-                Kv::Latent(latent) => all.extend(latent_scratch(latent)),
-                Kv::Shared { .. } => return all,
-            }
-            all.extend([(Role::Key, sizes.n_k()), (Role::Value, sizes.n_v())]);
-            if by.v_normed {
-                all.push((Role::ValueNormed, sizes.n_v()));
-            }
-            all
-        }
+        Mixer::Attention(by) => attention_scratch(by),
         Mixer::ShortConv(by) => {
             let n = by.conv.n_rows;
             vec![(Role::Query, n), (Role::Value, n), (Role::Mixed, n)]
@@ -170,19 +38,71 @@ pub(crate) fn scratch_of(mixer: &Mixer<TensorDesc>) -> Vec<(Role, usize)> {
                 (Role::Beta, n_head),
             ]
         }
-        Mixer::Mamba2(by) => {
-            let (n_b, n_x) = (by.sizes.n_b(), by.sizes.d_inner);
-            vec![
-                (Role::Query, n_b),
-                (Role::QueryConv, n_b),
-                (Role::Key, n_b),
-                (Role::KeyConv, n_b),
-                (Role::Value, n_x),
-                (Role::Mixed, n_x),
-                (Role::Decay, by.sizes.n_head),
-            ]
+        Mixer::Mamba1(by) => mamba1_scratch(by),
+        Mixer::Mamba2(by) => mamba2_scratch(by),
+        Mixer::Rwkv7(by) => rwkv7::scratch_of(by),
+        Mixer::Parallel { attention, mamba } => {
+            let mut all = attention_scratch(attention);
+            all.extend(mamba2_scratch(mamba));
+            all.push((Role::Summand, attention.o.w.n_rows));
+            all
         }
     }
+}
+
+fn attention_scratch(by: &Attention<TensorDesc>) -> Vec<(Role, usize)> {
+    let sizes = &by.sizes;
+    let mut all = vec![(Role::Query, sizes.n_q()), (Role::Mixed, sizes.n_out())];
+    match &by.gate {
+        OutputGate::None => {}
+        OutputGate::Joint => {
+            all.extend([(Role::QueryGate, 2 * sizes.n_q()), (Role::Gate, sizes.n_q())]);
+        }
+        OutputGate::Matrix { by, .. } => all.push((Role::Gate, by.w.n_rows)),
+    }
+    if let Some(LowRank { a, .. }) = &by.q_a {
+        all.extend([(Role::LatentQuery, a.w.n_rows), (Role::LatentQueryNormed, a.w.n_rows)]);
+    }
+    match &by.kv {
+        Kv::Direct { .. } => {}
+        Kv::Latent(latent) => all.extend(latent_scratch(latent)),
+        Kv::Shared { .. } => return all,
+    }
+    all.extend([(Role::Key, sizes.n_k()), (Role::Value, sizes.n_v())]);
+    if by.v_normed {
+        all.push((Role::ValueNormed, sizes.n_v()));
+    }
+    all
+}
+
+fn mamba1_scratch(by: &Mamba1<TensorDesc>) -> Vec<(Role, usize)> {
+    let (n_x, n_b, rank) = (by.sizes.d_inner, by.sizes.d_state, by.dt_in.w.n_rows);
+    let mut all = vec![
+        (Role::Value, n_x),
+        (Role::Mixed, n_x),
+        (Role::Gate, n_x),
+        (Role::Decay, by.sizes.n_head),
+        (Role::Query, n_b),
+        (Role::Key, n_b),
+        (Role::Step, rank),
+    ];
+    if by.norms.is_some() {
+        all.extend([(Role::QueryConv, n_b), (Role::KeyConv, n_b), (Role::StepNormed, rank)]);
+    }
+    all
+}
+
+fn mamba2_scratch(by: &Mamba2<TensorDesc>) -> Vec<(Role, usize)> {
+    let (n_b, n_x) = (by.sizes.n_b(), by.sizes.d_inner);
+    vec![
+        (Role::Query, n_b),
+        (Role::QueryConv, n_b),
+        (Role::Key, n_b),
+        (Role::KeyConv, n_b),
+        (Role::Value, n_x),
+        (Role::Mixed, n_x),
+        (Role::Decay, by.sizes.n_head),
+    ]
 }
 
 fn latent_scratch<T: Operand>(by: &Latent<T>) -> [(Role, usize); 4] {
@@ -200,14 +120,23 @@ impl<T: Operand> LayerOps<'_, T> {
     pub(crate) fn mix(&self, ops: &mut Vec<Op<T>>) {
         match &self.frame.mixer {
             Mixer::None => {}
-            Mixer::Attention(by) => self.attention(ops, by),
+            Mixer::Attention(by) => self.attention(ops, by, &self.scratch.y),
             Mixer::ShortConv(by) => self.short_conv(ops, by),
             Mixer::GatedDelta(by) => self.gated_delta(ops, by),
+            Mixer::Mamba1(by) => self.mamba1(ops, by),
             Mixer::Mamba2(by) => self.mamba2(ops, by),
+            Mixer::Rwkv7(by) => self.time_mix(ops, by),
+            Mixer::Parallel { attention, mamba } => {
+                let sum = self.scratch.at(Role::Summand, self.model.hyper.n_embd);
+                self.attention(ops, attention, sum);
+                self.mamba2(ops, mamba);
+                ops.push(Add { a: sum.clone(), x: self.scratch.y.clone() }.into());
+            }
         }
     }
 
-    fn attention(&self, ops: &mut Vec<Op<T>>, by: &Attention<T>) {
+    /// Attention of the normed `h`, into `out`.
+    fn attention(&self, ops: &mut Vec<Op<T>>, by: &Attention<T>, out: &T) {
         let (s, sizes) = (self.scratch, &by.sizes);
         let (q, mixed) = (s.at(Role::Query, sizes.n_q()), s.at(Role::Mixed, sizes.n_out()));
         self.queries(ops, by);
@@ -256,7 +185,7 @@ impl<T: Operand> LayerOps<'_, T> {
         if let Some((g, activation)) = gate {
             ops.push(Mul { g, x: mixed.clone(), activation }.into());
         }
-        ops.push(matmul(&by.o, mixed, &s.y));
+        ops.push(matmul(&by.o, mixed, out));
     }
 
     /// Computes keys (before RoPE) and values from the normed `h`; `None` if the layer uses an

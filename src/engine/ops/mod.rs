@@ -6,7 +6,9 @@
 pub(crate) mod embed;
 pub(crate) mod ffn;
 pub(crate) mod layer;
+pub(crate) mod memory;
 pub(crate) mod mixer;
 pub(crate) mod predict;
 mod recurrent;
+mod rwkv7;
 pub(crate) mod scratch;

@@ -1,4 +1,4 @@
-//! The recurrent mixers as ops: short convolution, gated delta rule, Mamba-2.
+//! The recurrent mixers as ops: short convolution, gated delta rule, Mamba-1, Mamba-2.
 
 use hal::Operand;
 use hal::op::{
@@ -6,7 +6,7 @@ use hal::op::{
     SsmScan,
 };
 
-use model::{GatedDelta, Mamba2, ShortConv};
+use model::{Affine, GatedDelta, Mamba1, Mamba2, ShortConv};
 
 use super::layer::{LayerOps, matmul};
 use super::scratch::Role;
@@ -21,7 +21,7 @@ impl<T: Operand> LayerOps<'_, T> {
         ops.push(matmul(&by.x, &s.h, &x));
         ops.push(matmul(&by.b, &s.h, &gate));
         ops.push(Mul { g: gate.clone(), x: x.clone(), activation }.into());
-        let [state] = self.memory.states() else { return };
+        let [state] = self.memory.states.as_slice() else { return };
         ops.push(self.conv(&x, &by.conv, state, &mixed, false).into());
         ops.push(matmul(&by.c, &s.h, &gate));
         ops.push(Mul { g: gate, x: mixed.clone(), activation }.into());
@@ -45,7 +45,7 @@ impl<T: Operand> LayerOps<'_, T> {
     /// values are convolved, and queries and keys are normalised to length 1.
     pub(super) fn gated_delta(&self, ops: &mut Vec<Op<T>>, by: &GatedDelta<T>) {
         let (s, sizes) = (self.scratch, &by.sizes);
-        let [q_state, k_state, v_state, state] = self.memory.states() else { return };
+        let [q_state, k_state, v_state, state] = self.memory.states.as_slice() else { return };
         let at = |role, n| s.at(role, n).clone();
         let (n_k, n_v, n_head) = (sizes.n_k(), sizes.n_v(), sizes.n_head_v);
         let (q, q_conv) = (at(Role::Query, n_k), at(Role::QueryConv, n_k));
@@ -98,11 +98,61 @@ impl<T: Operand> LayerOps<'_, T> {
         ops.push(matmul(&by.out, &v_conv, &s.y));
     }
 
+    /// A Mamba-1 block: `y = out . (scan(x, b, c, dt) * silu(z))`, where `x` is convolved, and `b`,
+    /// `c` and `dt` are computed from it.
+    pub(super) fn mamba1(&self, ops: &mut Vec<Op<T>>, by: &Mamba1<T>) {
+        let (s, sizes) = (self.scratch, &by.sizes);
+        let [conv_state, state] = self.memory.states.as_slice() else { return };
+        let at = |role, n| s.at(role, n).clone();
+        let (n_x, n_b, rank) = (sizes.d_inner, sizes.d_state, by.dt_in.w.desc().n_rows);
+        let (x, x_conv) = (at(Role::Value, n_x), at(Role::Mixed, n_x));
+        let dt = at(Role::Decay, sizes.n_head);
+        let z = at(Role::Gate, n_x);
+        ops.push(matmul(&by.x, &s.h, &x));
+        ops.push(matmul(&by.z, &s.h, &z));
+        let conv = self.conv(&x, &by.x_conv.w, conv_state, &x_conv, true);
+        ops.push(ShortConvOp { bias: by.x_conv.bias.clone(), ..conv }.into());
+        let norms = by.norms.as_ref();
+        let parts = [
+            (&by.dt_in, norms.map(|by| &by.dt), [Role::Step, Role::StepNormed], rank),
+            (&by.b, norms.map(|by| &by.b), [Role::Key, Role::KeyConv], n_b),
+            (&by.c, norms.map(|by| &by.c), [Role::Query, Role::QueryConv], n_b),
+        ];
+        let [dt_in, b, c] = parts.map(|(by, norm, roles, n)| {
+            let [raw, normed] = roles;
+            let y = at(raw, n);
+            ops.push(matmul(by, &x_conv, &y));
+            let Some(norm) = norm else { return y };
+            let normed = at(normed, n);
+            ops.push(self.norm(&y, norm, &normed));
+            normed
+        });
+        ops.push(matmul(&Affine { w: by.dt.clone(), bias: None }, &dt_in, &dt));
+        // The scan's output reuses the scratch of `x`.
+        let y = x;
+        let scan = SsmScan {
+            x: x_conv,
+            dt,
+            dt_bias: by.dt_bias.clone(),
+            a: by.a.clone(),
+            b,
+            c,
+            d: by.d.clone(),
+            batch: self.batch.clone(),
+            state: state.clone(),
+            y: y.clone(),
+            n_group: 1,
+        };
+        ops.push(scan.into());
+        ops.push(Mul { g: z, x: y.clone(), activation: GateActivation::Silu }.into());
+        ops.push(matmul(&by.out, &y, &s.y));
+    }
+
     /// A Mamba-2 block: `y = out . norm(scan(x, b, c, dt) * silu(z))`, where `x`, `b` and `c` are
     /// convolved.
     pub(super) fn mamba2(&self, ops: &mut Vec<Op<T>>, by: &Mamba2<T>) {
         let (s, sizes) = (self.scratch, &by.sizes);
-        let [x_state, b_state, c_state, state] = self.memory.states() else { return };
+        let [x_state, b_state, c_state, state] = self.memory.states.as_slice() else { return };
         let at = |role, n| s.at(role, n).clone();
         let (n_x, n_b) = (sizes.d_inner, sizes.n_b());
         let (x, x_conv) = (at(Role::Value, n_x), at(Role::Mixed, n_x));
@@ -138,12 +188,16 @@ impl<T: Operand> LayerOps<'_, T> {
         ops.push(scan.into());
         ops.push(matmul(&by.z, &s.h, &free));
         ops.push(Mul { g: free.clone(), x: y.clone(), activation: GateActivation::Silu }.into());
+        let Some(weight) = &by.norm else {
+            ops.push(matmul(&by.out, &y, &s.y));
+            return;
+        };
         // `Norm` applies one weight vector to all groups. With several groups, whose weights
         // differ, a `Mul` applies the weights.
         let one_group = sizes.n_group == 1;
         let norm = Norm {
             x: y,
-            weight: one_group.then(|| by.norm.clone()),
+            weight: one_group.then(|| weight.clone()),
             bias: None,
             y: free.clone(),
             kind: NormKind::Rms,
@@ -152,7 +206,7 @@ impl<T: Operand> LayerOps<'_, T> {
         };
         ops.push(norm.into());
         if !one_group {
-            let (g, x) = (by.norm.clone(), free.clone());
+            let (g, x) = (weight.clone(), free.clone());
             ops.push(Mul { g, x, activation: GateActivation::None }.into());
         }
         ops.push(matmul(&by.out, &free, &s.y));

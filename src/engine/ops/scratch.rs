@@ -8,7 +8,8 @@ use hal::format::Format;
 use model::Model;
 
 use super::layer;
-use super::mixer::{scratch_of, shapes};
+use super::memory::shapes;
+use super::mixer::scratch_of;
 
 /// Scratch tensors or their shapes, all `[n_ubatch, ...]`; programs use their first rows.
 #[derive(Clone, Debug)]
@@ -29,21 +30,21 @@ pub(crate) struct Scratch<T> {
 /// The role of a scratch tensor in layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
-    /// Queries; the input of a short convolution; `c` of Mamba-2.
+    /// Queries; the input of a short convolution; `c` of a Mamba block.
     Query,
-    /// Queries or `c` after their convolution.
+    /// Queries or `c` after their convolution or norm.
     QueryConv,
     /// Queries and gates as the output of one matrix.
     QueryGate,
     /// Gates of attention's output.
     Gate,
-    /// Keys; `b` of Mamba-2.
+    /// Keys; `b` of a Mamba block.
     Key,
-    /// Keys or `b` after their convolution.
+    /// Keys or `b` after their convolution or norm.
     KeyConv,
     /// The columns of keys that RoPE is applied to, shared by all heads (MLA).
     KeyRope,
-    /// Values; the input of a Mamba-2 block's heads.
+    /// Values; the input of a Mamba block's heads.
     Value,
     /// Values after their norm.
     ValueNormed,
@@ -59,10 +60,20 @@ pub(crate) enum Role {
     LatentExpanded,
     /// Output of the mixer before the output matrix.
     Mixed,
-    /// Decay of a gated delta rule; step sizes of Mamba-2.
+    /// Decay of a gated delta rule; step sizes of a Mamba block.
     Decay,
     /// Write strength (beta) of a gated delta rule.
     Beta,
+    /// The input of the step matrix of Mamba-1.
+    Step,
+    /// The input of the step matrix after its norm.
+    StepNormed,
+    /// The mean of a token's input and of the input before it (RWKV).
+    Shifted,
+    /// Values of the first layer, kept during a step (RWKV-7).
+    FirstValue,
+    /// Output of attention in parallel with another mixer.
+    Summand,
     /// Per-layer embeddings of the tokens for all layers, kept during a step.
     LayerInputs,
     /// A summand of `LayerInputs`: the projected embeddings, later the rows of the per-layer table.
@@ -71,6 +82,10 @@ pub(crate) enum Role {
     LayerInput,
     /// Gate of the per-layer embeddings for one layer.
     LayerGate,
+    /// Weights of the experts before they scale the input.
+    ExpertScores,
+    /// Weight of a token's only expert.
+    ExpertWeight,
     /// Normed input of a router.
     RouterInput,
     /// Input of a dense block in parallel with experts.
@@ -99,10 +114,17 @@ impl Role {
             Role::Mixed => "mixed",
             Role::Decay => "decay",
             Role::Beta => "beta",
+            Role::Step => "step",
+            Role::StepNormed => "step_normed",
+            Role::Shifted => "shifted",
+            Role::FirstValue => "first_value",
+            Role::Summand => "summand",
             Role::LayerInputs => "layer_inputs",
             Role::LayerInputsPart => "layer_inputs_part",
             Role::LayerInput => "layer_input",
             Role::LayerGate => "layer_gate",
+            Role::ExpertScores => "expert_scores",
+            Role::ExpertWeight => "expert_weight",
             Role::RouterInput => "router_input",
             Role::DenseInput => "dense_input",
             Role::DenseOutput => "dense_output",
@@ -164,8 +186,13 @@ impl<T> Scratch<T> {
     /// The tensor of `cols` columns that layers use for `role`. [`scratch_of`] and
     /// [`layer::scratch_of`] list all of these tensors.
     pub(crate) fn at(&self, role: Role, cols: usize) -> &T {
+        self.find(role, cols).expect("scratch is allocated for all layers")
+    }
+
+    /// The tensor of `cols` columns for `role`; `None` if no layer uses it.
+    pub(crate) fn find(&self, role: Role, cols: usize) -> Option<&T> {
         let found = self.by_role.iter().find(|known| (known.0, known.1) == (role, cols));
-        found.map(|(_, _, tensor)| tensor).expect("scratch is allocated for all layers")
+        found.map(|(_, _, tensor)| tensor)
     }
 
     pub(crate) fn map<U>(&self, f: &mut dyn FnMut(&T) -> U) -> Scratch<U> {

@@ -1,5 +1,6 @@
 //! Host memory of steps: buffers that every step reuses, and sizes that every step needs.
 
+use hal::op::Activation;
 use hal::{BatchFacts, BatchSeq, Run};
 
 use model::{LayerWeights, Model};
@@ -124,6 +125,8 @@ pub(crate) struct BlockSizes {
     pub(crate) n_expert: usize,
     /// Number of neurons of the shared expert.
     pub(crate) n_shared: usize,
+    /// Activation; not used without a block.
+    pub(crate) activation: Activation,
     /// Number of experts that a token uses.
     n_used: usize,
 }
@@ -131,7 +134,8 @@ pub(crate) struct BlockSizes {
 impl BlockSizes {
     pub(crate) fn new(layer: &LayerWeights) -> BlockSizes {
         let (n_expert, n_used) = layer.experts().map_or((0, 0), |by| (by.n, by.n_used));
-        BlockSizes { n_ff: layer.n_ff(), n_expert, n_shared: layer.n_shared(), n_used }
+        let activation = layer.ffn.as_ref().map_or(Activation::Silu, |ffn| ffn.activation);
+        BlockSizes { n_ff: layer.n_ff(), n_expert, n_shared: layer.n_shared(), activation, n_used }
     }
 
     /// Expected share of the experts that `n` tokens use, if tokens choose experts independently; 1

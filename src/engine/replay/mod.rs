@@ -33,18 +33,26 @@ pub(crate) struct StepState<'a> {
 }
 
 impl StepState<'_> {
+    /// Copies the residual, and the first layer's values if layers read them, from one device to
+    /// another.
     pub(crate) fn copy_residual(&mut self, from: usize, to: usize) -> Result<()> {
         if from == to {
             return Ok(());
         }
         let StepState { lanes, arena, n, .. } = self;
         let since = arena.timeline.now();
-        let len = arena.sizes.padded(*n) * arena.sizes.n_embd;
-        arena.x.resize(len, 0.0);
-        let lane = lane_mut(lanes, from);
-        lane.queue.read_f32(&lane.scratch.x, &mut arena.x)?;
-        let lane = lane_mut(lanes, to);
-        lane.queue.write(&lane.scratch.x, bytemuck::cast_slice(&arena.x))?;
+        let n_embd = arena.sizes.n_embd;
+        arena.x.resize(arena.sizes.padded(*n) * n_embd, 0.0);
+        let carried = |scratch: &Scratch<Tensor>| {
+            let first_value = scratch.find(Role::FirstValue, n_embd).cloned();
+            [Some(scratch.x.clone()), first_value]
+        };
+        let of = |lanes: &mut [Option<Lane>], device| carried(&lane_mut(lanes, device).scratch);
+        for parts in of(lanes, from).into_iter().zip(of(lanes, to)) {
+            let (Some(source), Some(target)) = parts else { continue };
+            lane_mut(lanes, from).queue.read_f32(&source, &mut arena.x)?;
+            lane_mut(lanes, to).queue.write(&target, bytemuck::cast_slice(&arena.x))?;
+        }
         arena.timeline.record_host(Work::Copy, since);
         Ok(())
     }
@@ -138,7 +146,7 @@ impl StepProgram<'_> {
     /// Replays the program and answers its hand-offs. The program may still be running on return.
     pub(crate) fn replay_and_answer(&self, step: &mut StepState<'_>) -> Result<Run> {
         let home = lane_mut(step.lanes, self.device);
-        let mut run = step.arena.timeline.replay(&mut home.queue, self.program)?;
+        let mut run = step.arena.timeline.replay(&mut home.queue, self.program, step.interrupt)?;
         // A program without hand-offs is not waited for here.
         for _ in self.handed {
             let Some(posted) = run.next_post()? else { break };
@@ -215,7 +223,7 @@ impl StepState<'_> {
             }
             let program = programs.at_least(n).expect("programs exist up to n_ubatch");
             arena.timeline.record_host(Work::HandOff(index), since);
-            arena.runs.push(arena.timeline.replay(queue, program)?);
+            arena.runs.push(arena.timeline.replay(queue, program, self.interrupt)?);
         }
         Ok(())
     }

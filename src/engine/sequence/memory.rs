@@ -20,7 +20,7 @@ impl Layer {
 
     /// Tensors of the recurrent state of the layer, `[n_seq + n_checkpoint, width]` F32 each.
     pub(crate) fn states(&self) -> impl Iterator<Item = &Tensor> {
-        self.memory.states().iter()
+        self.memory.states.iter()
     }
 }
 

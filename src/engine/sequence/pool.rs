@@ -9,7 +9,7 @@ use hal::Bytes;
 
 use model::Model;
 
-use crate::ops::mixer::state_bytes;
+use crate::ops::memory::state_bytes;
 use crate::options::EngineOptions;
 
 /// Reference counts of the numbers `0..n`. The free numbers are on a stack.

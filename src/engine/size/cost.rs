@@ -4,7 +4,7 @@ use std::convert::Infallible;
 use std::sync::Arc;
 
 use hal::format::{Format, TransposedLayout};
-use hal::op::{Gather, MAX_COUNTED_TOKENS, MatMul, SoftCap, UnionCounts};
+use hal::op::{Gather, MAX_COUNTED_TOKENS, MatMul, SoftCap, UnionCounts, Window};
 use hal::{Batch, Bytes, Device, HostRows, OpDesc, PackDesc, TensorDesc};
 
 use model::{AttentionSizes, Ffn, Model};
@@ -17,7 +17,7 @@ use super::Sizing;
 use super::scratch::counts_union;
 use crate::ops::embed::Embedding;
 use crate::ops::layer::{LayerOps, residual_norm};
-use crate::ops::mixer;
+use crate::ops::memory;
 use crate::ops::predict::{Predictor, list_desc};
 use crate::options::{EngineOptions, Streaming};
 
@@ -132,10 +132,10 @@ impl Sizing<'_> {
     /// Bytes of a layer's KV cache or recurrent state read per token.
     fn memory_reads(&self, layer: usize) -> f64 {
         let weights = &self.model.layers[layer];
-        let memory = mixer::memory(&mixer::shapes(weights), self.options);
+        let memory = memory::of_mixer(&memory::shapes(weights), self.options);
         let row = |desc: &TensorDesc| bytes(TensorDesc { n_rows: 1, ..*desc });
         let window = weights.attention().and_then(|by| by.sizes.window);
-        let past = assumed_past(self.options).min(window.unwrap_or(usize::MAX));
+        let past = assumed_past(self.options).min(window.map_or(usize::MAX, Window::size));
         let rows = if memory.kv().is_some() { past as f64 } else { 1.0 };
         memory.read_tensors().map(row).sum::<f64>() * rows
     }
@@ -316,7 +316,7 @@ impl Sizing<'_> {
             facts: weights,
             frame: &frame,
             freqs: freqs.as_ref(),
-            memory: &mixer::memory(&frame.mixer, self.options),
+            memory: &memory::of_mixer(&frame.mixer, self.options),
             predictor: predictor.as_ref(),
             own: own.as_ref(),
             scratch: &shape.body.map(&mut |desc| TensorDesc { n_rows: n_tokens, ..*desc }),
@@ -358,7 +358,7 @@ impl Sizing<'_> {
         let mut frame = Bytes(0);
         weights.frame.for_each(&mut |_, rows| frame += self.whole_size(device, rows));
         let on = &self.devices[device];
-        let memory = mixer::memory(&mixer::shapes(weights), self.options);
+        let memory = memory::of_mixer(&memory::shapes(weights), self.options);
         let cache = memory.tensors().map(|desc| on.alloc_size(desc)).sum();
         let data = self.mode.predictor(self.model, self.options, layer);
         let predictor = data.map_or(Bytes(0), |data| {

@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use hal::format::Format;
-use hal::op::{Down, ExpertRanges, MAX_COUNTED_TOKENS};
+use hal::op::{Activation, Down, ExpertRanges, MAX_COUNTED_TOKENS};
 use hal::{Bytes, Device, HostRows, OpDesc, PackDesc, Plan as Answer, Rows, Select, TensorDesc};
 
 use model::{Ffn, FfnMatrix};
@@ -94,6 +94,7 @@ pub(crate) enum ChunkTensor {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct ChunkShape {
     pub(crate) parts: Vec<(ChunkTensor, PackDesc)>,
+    pub(crate) activation: Activation,
     pub(crate) orientation: Down,
     /// Number of experts, and how many a token uses; `None` in dense blocks.
     experts: Option<(usize, usize)>,
@@ -283,7 +284,8 @@ impl Sizing<'_> {
             parts.push((ChunkTensor::ScoresBias, vector));
         }
         let experts = ffn.experts.as_ref().map(|experts| (experts.n, experts.n_used));
-        ChunkShape { parts, orientation: self.mode.orientation(ffn), experts }
+        let (activation, orientation) = (ffn.activation, self.mode.orientation(ffn));
+        ChunkShape { parts, activation, orientation, experts }
     }
 
     /// Memory for streaming to `device`; `None` if no layer can be streamed, or if the device does
@@ -350,6 +352,7 @@ impl Sizing<'_> {
             bias_down: None,
             threshold: shape(ChunkTensor::Threshold),
             experts: chunk.expert_ranges(0, up.n_rows),
+            activation: chunk.activation,
             orientation: chunk.orientation,
         };
         let place = FfnOperands {

@@ -197,7 +197,7 @@ fn run_head(
     let StepState { lanes, arena, .. } = step;
     let lane = lane_mut(lanes, head.device);
     let program = programs.at_least(n_out).expect("programs exist up to max_out");
-    let run = arena.timeline.replay(&mut lane.queue, program)?;
+    let run = arena.timeline.replay(&mut lane.queue, program, step.interrupt)?;
     arena.timeline.wait(head.device, &[Work::Head], run)?;
     let since = arena.timeline.now();
     let n_vocab = arena.sizes.n_vocab;

@@ -286,6 +286,6 @@ impl SlotSet {
         let program = programs_by_size
             .at_least(step.arena.sizes.buckets[step.bucket])
             .expect("streamed steps have a program");
-        step.arena.timeline.replay(queue, program)
+        step.arena.timeline.replay(queue, program, step.interrupt)
     }
 }

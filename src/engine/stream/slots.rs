@@ -70,6 +70,7 @@ impl Slots {
                 bias_down: None,
                 threshold: of(ChunkTensor::Threshold),
                 experts: None,
+                activation: shape.activation,
                 orientation: shape.orientation,
             }
         };

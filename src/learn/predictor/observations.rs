@@ -118,19 +118,20 @@ fn activate(activation: Activation, v: f32) -> f32 {
             let x = x.min(f64::from(limit));
             x / (1.0 + (-f64::from(alpha) * x).exp())
         }
+        Activation::SwigluClamped { limit } => {
+            let x = x.min(f64::from(limit));
+            x / (1.0 + (-x).exp())
+        }
+        Activation::SiluClamped { limit } => (x / (1.0 + (-x).exp())).min(f64::from(limit)),
     };
     value as f32
 }
 
-/// The activated gate `test` times `up`; gpt-oss adds 1 to the clamped `up`.
+/// The activated gate `test` times `up`, which some activations clamp.
 fn gated(activation: Activation, test: f32, up: f32) -> f32 {
-    match activation {
-        Activation::SwigluOai { limit, .. } => test * (up.clamp(-limit, limit) + 1.0),
-        Activation::Relu
-        | Activation::Relu2
-        | Activation::Silu
-        | Activation::Gelu
-        | Activation::GeluErf => test * up,
+    match activation.up_limit() {
+        Some((limit, added)) => test * (up.clamp(-limit, limit) + added),
+        None => test * up,
     }
 }
 

@@ -200,8 +200,15 @@ mod tests {
                     let gate: Vec<f32> = (0..n_ff).map(bit).collect();
                     let (up, x) = (vec![1.0; n_ff], vec![0.5; n_embd]);
                     let (gate, weights) = (Some(&gate[..]), None);
-                    let observed =
-                        ObservedBlock { n_tokens: 1, residual: &x, x: &x, gate, up: &up, weights };
+                    let observed = ObservedBlock {
+                        n_tokens: 1,
+                        residual: &x,
+                        x: &x,
+                        gate,
+                        up: &up,
+                        weights,
+                        activation: model.activation,
+                    };
                     for layer in 0..model.hyper.n_layer {
                         gatherer.add(&profile, layer, &observed);
                     }

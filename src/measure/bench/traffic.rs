@@ -22,6 +22,7 @@
 //! `d` is the mean over layers and tokens. Activations, partial sums and writes are not counted.
 
 use hal::format::{Format, TransposedLayout};
+use hal::op::Window;
 use hal::{HostRows, TensorDesc};
 
 use engine::{Engine, state_bytes};
@@ -98,7 +99,7 @@ impl Traffic {
         let value = |format: Format| format.block_bytes() as f64 / format.block_values() as f64;
         let position = |sizes: AttentionSizes| {
             let keys = sizes.n_k() as f64 * value(kv_formats.k);
-            (keys + sizes.n_v() as f64 * value(kv_formats.v), sizes.window)
+            (keys + sizes.n_v() as f64 * value(kv_formats.v), sizes.window.map(Window::size))
         };
         let attention = model.layers.iter().filter_map(|layer| layer.attention());
         let positions = attention.map(|by| position(by.sizes)).collect();

@@ -3,7 +3,7 @@
 //! dense block.
 
 use super::gemma::GEMMA3;
-use crate::{ArchSpec, Error, LayerReader, Mixer, RouterInput, Routing, ScoreScale};
+use crate::{ArchSpec, DenseBeside, Error, LayerReader, Mixer, RouterInput, Routing, ScoreScale};
 
 pub(super) const GEMMA4: ArchSpec = ArchSpec {
     name: "gemma4",
@@ -17,7 +17,7 @@ pub(super) const GEMMA4: ArchSpec = ArchSpec {
     // llama.cpp's value for files without the key.
     logit_softcap: 30.0,
     width_scaled: None,
-    dense_beside_experts: true,
+    dense_beside: DenseBeside::Normed,
     routing: Routing { input: RouterInput::Residual, ..GEMMA3.routing },
     ..GEMMA3
 };

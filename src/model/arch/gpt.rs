@@ -3,7 +3,7 @@
 use hal::op::{Activation, FfnKind, NormKind, Pairing};
 
 use super::llama::LLAMA;
-use crate::{Alibi, ArchSpec, BlockKind, NormSpan, Positions, QkNorm, ScoreScale};
+use crate::{Alibi, ArchSpec, BlockKind, EmbeddingNorm, NormSpan, Positions, QkNorm, ScoreScale};
 
 pub(super) const GPT2: ArchSpec = ArchSpec {
     name: "gpt2",
@@ -59,7 +59,7 @@ pub(super) const BLOOM: ArchSpec = ArchSpec {
     models: "BLOOM and BLOOMZ",
     positions: Positions::None,
     alibi: Alibi::Fixed(8.0),
-    embedding_norm: true,
+    embedding_norm: EmbeddingNorm::Weights,
     ..GPT2
 };
 

@@ -4,9 +4,9 @@
 use hal::op::{Activation, FfnKind, NormKind, Pairing, Scoring};
 
 use crate::{
-    Alibi, ArchSpec, BlockKind, Error, GateKind, KvKind, LayerReader, LocalRope, Mixer, Positions,
-    PredictorInput, RotaryLayers, RouterInput, Routing, RoutingKeys, ScaleRules, ScoreScale,
-    TemperatureKeys, YarnLog,
+    Alibi, ArchSpec, BlockKind, Clamp, DenseBeside, EmbeddingNorm, Error, GateKind, KvKind,
+    LayerReader, LocalRope, Mixer, Positions, PredictorInput, RotaryLayers, RouterInput, Routing,
+    RoutingKeys, ScaleRules, ScoreScale, TemperatureKeys, YarnLog,
 };
 
 /// The base of most other families, which change a few fields.
@@ -28,9 +28,11 @@ pub(super) const LLAMA: ArchSpec = ArchSpec {
     windows: true,
     alibi: Alibi::None,
     window: None,
+    chunk: None,
     global_layers: None,
     rotary: RotaryLayers::All,
     yarn_log: YarnLog::Ignored,
+    half_rotary: false,
     local_rope: LocalRope::Scaled,
     scales: ScaleRules::NONE,
     clamps: false,
@@ -43,17 +45,22 @@ pub(super) const LLAMA: ArchSpec = ArchSpec {
     feed_forward: true,
     ffn: FfnKind::Gated,
     activation: Activation::Silu,
+    clamp: Clamp::None,
     sparse_activation: Activation::Relu,
     predictor_input: PredictorInput::Residual,
+    ffn_names: ["ffn_up", "ffn_down"],
     ffn_norm: "ffn_norm",
-    embedding_norm: false,
+    embedding_norm: EmbeddingNorm::None,
+    post_norm_eps: None,
     output_norm: "output_norm",
-    dense_beside_experts: false,
+    dense_beside: DenseBeside::None,
     rank_softmax: false,
     routing: Routing {
         input: RouterInput::Ffn,
         scoring: Scoring::Softmax,
         renormalise: true,
+        scales_input: false,
+        averages: false,
         keys: RoutingKeys::None,
     },
 };

@@ -118,3 +118,19 @@ fn no_loops(layer: &LayerReader<'_>) -> Result<Mixer, Error> {
         Some(n) => Err(layer.keys().wrong_key(LOOPS, "1: layers run once", n)),
     }
 }
+
+/// The weights that only images use are not run.
+pub(super) const COGVLM: ArchSpec = ArchSpec {
+    name: "cogvlm",
+    models: "CogVLM 17B (text)",
+    mixer: without_images,
+    positions: Positions::Rotary(Pairing::Halves),
+    ..PLAIN
+};
+
+fn without_images(layer: &LayerReader<'_>) -> Result<Mixer, Error> {
+    for part in ["attn_qkv", "attn_output", "gate", "up", "down"] {
+        layer.skip(&format!("vis_{part}.weight"));
+    }
+    layer.attention()
+}

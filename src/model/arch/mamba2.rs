@@ -16,7 +16,14 @@ pub(super) const MAMBA2: ArchSpec = ArchSpec {
     ..LLAMA
 };
 
+/// Reads a block whose output is normalised.
 pub(super) fn mamba2(layer: &LayerReader<'_>) -> Result<Mixer, Error> {
+    block(layer, true).map(Mixer::Mamba2)
+}
+
+/// Reads a block, whose output is normalised unless the file lacks the norm and `needs_norm` is
+/// false.
+pub(super) fn block(layer: &LayerReader<'_>, needs_norm: bool) -> Result<Mamba2, Error> {
     let (sizes, kernel_size) = sizes(layer)?;
     let Mamba2Sizes { n_head, n_group, d_inner, .. } = sizes;
     let (n_embd, n_b) = (layer.n_embd(), sizes.n_b());
@@ -30,7 +37,9 @@ pub(super) fn mamba2(layer: &LayerReader<'_>) -> Result<Mixer, Error> {
             Ok::<_, Error>((part(rows)?, filter(range)?))
         });
     let ((x, x_conv), (b, b_conv), (c, c_conv)) = (x?, b?, c?);
-    Ok(Mixer::Mamba2(Mamba2 {
+    let norm = "ssm_norm.weight";
+    let has_norm = needs_norm || layer.has(norm);
+    Ok(Mamba2 {
         sizes,
         z: part(0..d_inner)?,
         x,
@@ -43,9 +52,9 @@ pub(super) fn mamba2(layer: &LayerReader<'_>) -> Result<Mixer, Error> {
         dt_bias: layer.f32_row("ssm_dt.bias", 1, n_head)?,
         a: layer.f32_row("ssm_a", n_head, 1)?,
         d: layer.f32_row("ssm_d", n_head, 1)?,
-        norm: layer.f32_row("ssm_norm.weight", n_group, d_inner / n_group)?,
+        norm: has_norm.then(|| layer.f32_row(norm, n_group, d_inner / n_group)).transpose()?,
         out: layer.affine("ssm_out", n_embd, d_inner)?,
-    }))
+    })
 }
 
 /// Reads the sizes of a block, and the kernel size of its convolution.

@@ -10,21 +10,26 @@ mod deepseek;
 mod ernie;
 mod exaone;
 mod falcon;
+mod falcon_h1;
 mod gemma;
 mod gemma4;
 mod glm;
 mod gpt;
 mod gpt_oss;
 mod granite;
+mod grok;
 mod hunyuan;
 mod lfm2;
 mod llama;
+mod llama4;
 mod llama_like;
+mod mamba;
 mod mamba2;
 mod mellum;
 mod minicpm;
 mod mistral;
 mod moe;
+mod muse;
 mod nemotron_h;
 mod olmo;
 mod opt;
@@ -33,6 +38,7 @@ mod plamo;
 mod qwen;
 mod qwen35;
 mod relu2;
+mod rwkv7;
 mod sections;
 mod smallthinker;
 mod stablelm;
@@ -62,13 +68,18 @@ pub const ALL: &[ArchSpec] = &[
     qwen35::QWEN35MOE,
     lfm2::LFM2,
     lfm2::LFM2MOE,
+    mamba::MAMBA,
     mamba2::MAMBA2,
+    rwkv7::RWKV7,
+    mamba::JAMBA,
+    falcon_h1::FALCON_H1,
     granite::GRANITE,
     granite::GRANITEMOE,
     granite::GRANITEHYBRID,
     granite::GRANITE_SWA,
     nemotron_h::NEMOTRON_H,
     nemotron_h::NEMOTRON_H_MOE,
+    llama4::LLAMA4,
     gpt_oss::GPT_OSS,
     smallthinker::SMALLTHINKER,
     gpt::PHI2,
@@ -90,6 +101,8 @@ pub const ALL: &[ArchSpec] = &[
     moe::MIMO2,
     moe::DOTS1,
     moe::LAGUNA,
+    moe::STEP35,
+    moe::MAPLE,
     afmoe::AFMOE,
     bailing::BAILINGMOE,
     bailing::BAILINGMOE2,
@@ -108,6 +121,7 @@ pub const ALL: &[ArchSpec] = &[
     olmo::OLMOE,
     cohere::COMMAND_R,
     cohere::COHERE2,
+    cohere::COHERE2MOE,
     llama_like::SMOLLM3,
     llama_like::SEED_OSS,
     llama_like::DECI,
@@ -121,10 +135,15 @@ pub const ALL: &[ArchSpec] = &[
     llama_like::MAINCODER,
     llama_like::NANBEIGE,
     llama_like::OPENELM,
+    llama_like::COGVLM,
     mellum::MELLUM,
+    grok::GROK,
+    muse::MUSE_GLIMMER,
     minicpm::MINICPM,
     minicpm::MINICPM3,
     plamo::PLAMO,
+    plamo::PLAMO2,
+    plamo::PLAMO3,
     stablelm::STABLELM,
     gpt::GPT2,
     gpt::GPTNEOX,

@@ -5,8 +5,8 @@ use hal::op::{GateActivation, Pairing, Scoring};
 
 use super::llama::LLAMA;
 use crate::{
-    ArchSpec, Error, GateKind, GlobalLayers, LayerReader, LocalRope, Mixer, NormSpan, Positions,
-    QkNorm, Routing, RoutingKeys,
+    ArchSpec, Clamp, Error, GateKind, GlobalLayers, LayerReader, LocalRope, Mixer, NormSpan,
+    Positions, QkNorm, RotaryLayers, Routing, RoutingKeys,
 };
 
 /// The first layers are dense.
@@ -54,6 +54,31 @@ pub(super) const LAGUNA: ArchSpec = ArchSpec {
     windows: true,
     global_layers: Some(GlobalLayers { period: 4, first: true }),
     local_rope: LocalRope::Unscaled { base: None },
+    ..DOTS1
+};
+
+/// Different numbers of heads in layers with a sliding window, whose RoPE covers whole heads; limits
+/// of the blocks' values in some layers.
+pub(super) const STEP35: ArchSpec = ArchSpec {
+    name: "step35",
+    models: "Step 3.5 Flash 196B-A11B",
+    qk_norm: Some(QkNorm { optional: true, ..QkNorm::HEADS }),
+    gate: GateKind::Matrix { activation: GateActivation::Sigmoid, optional: true },
+    windows: true,
+    half_rotary: true,
+    local_rope: LocalRope::Unscaled { base: None },
+    clamp: Clamp::Activated,
+    ..DOTS1
+};
+
+/// RoPE only in layers with a sliding window; limits of the experts' values.
+pub(super) const MAPLE: ArchSpec = ArchSpec {
+    name: "maple",
+    models: "Maple 20B",
+    windows: true,
+    rotary: RotaryLayers::Windowed,
+    clamp: Clamp::Gate,
+    routing: LLAMA.routing,
     ..DOTS1
 };
 

@@ -18,6 +18,7 @@ pub(super) const SMALLTHINKER: ArchSpec = ArchSpec {
         scoring: Scoring::Sigmoid,
         renormalise: true,
         keys: RoutingKeys::Scoring,
+        ..LLAMA.routing
     },
     ..LLAMA
 };

@@ -13,7 +13,7 @@ use axum::extract::State;
 use axum::http::{HeaderName, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use scheduler::{SlotPhase, Status};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::error::{ApiError, Result};
 use crate::json;
@@ -33,8 +33,11 @@ pub(crate) async fn list_adapters() -> Response {
     json::answer(&json!([]))
 }
 
-/// `POST /lora-adapters`: scales cannot change.
-pub(crate) async fn change_adapters() -> Result<Response> {
+/// `POST /lora-adapters`: scales cannot change; an empty list changes none.
+pub(crate) async fn change_adapters(body: String) -> Result<Response> {
+    if serde_json::from_str::<Value>(&body).is_ok_and(|body| body == json!([])) {
+        return Ok(json::answer(&json!({ "success": true })));
+    }
     Err(ApiError::not_supported(
         "adapters are merged when the model is loaded; start the server with --lora-scaled",
     ))

@@ -94,6 +94,12 @@ pub enum Error {
         /// Text of the token.
         text: String,
     },
+    /// A vocabulary that spells unknown text in bytes lacks one.
+    #[error("tokenizer.ggml.tokens has no token for the byte 0x{byte:02X}")]
+    NoByte {
+        /// The byte.
+        byte: u8,
+    },
     /// A merge that is not two tokens whose concatenation is a token.
     #[error("tokenizer.ggml.merges: entry {index}, `{merge}`, does not consist of known tokens")]
     BadMerge {

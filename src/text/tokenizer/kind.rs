@@ -15,13 +15,19 @@ pub(super) enum TokenizerKind {
     Gemma4,
     /// Finds the most probable sequence of pieces.
     Unigram,
+    /// Finds the segmentation with the greatest sum of scores, from the end (PLaMo 2).
+    Plamo2,
+    /// Takes the longest token (RWKV World).
+    World,
 }
 
-const NAMES: [(&str, TokenizerKind); 4] = [
+const NAMES: [(&str, TokenizerKind); 6] = [
     ("llama", TokenizerKind::Llama),
     ("gpt2", TokenizerKind::Gpt2),
     ("gemma4", TokenizerKind::Gemma4),
     ("t5", TokenizerKind::Unigram),
+    ("rwkv", TokenizerKind::World),
+    ("plamo2", TokenizerKind::Plamo2),
 ];
 
 impl TokenizerKind {
@@ -43,7 +49,10 @@ impl TokenizerKind {
     /// `UnknownPre`.
     pub(super) fn pre(self, named: Option<&str>) -> Result<Option<&'static Pre>, Error> {
         match self {
-            TokenizerKind::Llama | TokenizerKind::Unigram => Ok(None),
+            TokenizerKind::Llama
+            | TokenizerKind::Unigram
+            | TokenizerKind::Plamo2
+            | TokenizerKind::World => Ok(None),
             TokenizerKind::Gpt2 => pre::find(named.unwrap_or("default")).map(Some),
             TokenizerKind::Gemma4 => pre::find("gemma4").map(Some),
         }
@@ -56,10 +65,13 @@ impl TokenizerKind {
             TokenizerKind::Llama => SpecialIds { bos: Some(1), eos: Some(2), unk: Some(0), ..none },
             // 11 is Falcon's id; llama.cpp uses it for every gpt2 vocabulary without these keys.
             TokenizerKind::Gpt2 => {
-                let glm = matches!(pre, Some("glm4" | "chatglm-bpe"));
+                let glm = matches!(pre, Some("glm4" | "glm5" | "chatglm-bpe"));
                 SpecialIds { bos: Some(11).filter(|_| !glm), eos: Some(11), ..none }
             }
-            TokenizerKind::Gemma4 => none,
+            TokenizerKind::Gemma4 | TokenizerKind::World => none,
+            TokenizerKind::Plamo2 => {
+                SpecialIds { bos: Some(1), eos: Some(2), unk: Some(0), pad: Some(3), ..none }
+            }
             TokenizerKind::Unigram => {
                 SpecialIds { eos: Some(1), unk: Some(2), pad: Some(0), ..none }
             }

@@ -4,7 +4,8 @@
 //! [`Detokenizer`] converts generated tokens to text. `llama` vocabularies merge by score
 //! (`llama.rs`). `gpt2` and `gemma4` vocabularies merge by rank within the words of a named
 //! pre-tokenizer (`gpt2.rs`, `pre/`). Both share `merge.rs`. `t5` vocabularies split a normalised
-//! text into its most probable pieces (`unigram.rs`). `bert` and other vocabularies of embedding
+//! text into its most probable pieces (`unigram.rs`). `rwkv` vocabularies take the longest token
+//! (`world.rs`). `plamo2` vocabularies maximise the sum of scores (`plamo2.rs`). `bert` and other vocabularies of embedding
 //! models are not supported.
 //!
 //! ```
@@ -29,11 +30,13 @@ mod kind;
 mod llama;
 mod merge;
 mod pieces;
+mod plamo2;
 mod pre;
 mod special;
 mod trie;
 mod unigram;
 mod vocab;
+mod world;
 
 use std::collections::HashMap;
 
@@ -47,9 +50,11 @@ use kind::TokenizerKind;
 use llama::Llama;
 use merge::Merger;
 use pieces::{Pieces, Spelling};
+use plamo2::Plamo2;
 use pre::{AddBos, Pre};
 use special::{Fragment, Matcher};
 use unigram::Unigram;
+use world::World;
 
 /// Maps the text of a token to its id.
 type Ids = HashMap<Vec<u8>, u32>;
@@ -78,6 +83,8 @@ enum Model {
     Llama(Llama),
     Gpt2(Gpt2),
     Unigram(Unigram),
+    World(World),
+    Plamo2(Plamo2),
 }
 
 impl Tokenizer {
@@ -111,7 +118,18 @@ impl Tokenizer {
                 return Err(Error::NoSpecial { flag, key });
             }
         }
-        let spelling = pre.map_or(Spelling::Marks, |pre| pre.spelling);
+        let spelling = match kind {
+            TokenizerKind::World => {
+                vocab.tokens.iter_mut().for_each(|text| *text = world::unescape(text));
+                None
+            }
+            // Bytes are decoded by their type.
+            TokenizerKind::Plamo2 => None,
+            TokenizerKind::Llama
+            | TokenizerKind::Unigram
+            | TokenizerKind::Gpt2
+            | TokenizerKind::Gemma4 => Some(pre.map_or(Spelling::Marks, |pre| pre.spelling)),
+        };
         Ok(Tokenizer {
             pieces: Pieces::new(&vocab.tokens, &vocab.types, spelling)?,
             matcher: Matcher::new(&vocab.tokens, &vocab.types, includes_spaces_after(&vocab.name)),
@@ -160,6 +178,8 @@ impl Tokenizer {
                 }
                 Model::Gpt2(model) => model.encode(text, &self.ids, &mut by_rank, &mut out),
                 Model::Unigram(model) => model.encode(text, &mut out)?,
+                Model::World(model) => model.encode(text, &mut out),
+                Model::Plamo2(model) => model.encode(text, &mut out),
             }
             after_special = false;
         }
@@ -244,7 +264,7 @@ impl Tokenizer {
         match &self.model {
             Model::Llama(model) => model.space_prefix,
             Model::Unigram(model) => model.space_prefix,
-            Model::Gpt2(_) => false,
+            Model::Gpt2(_) | Model::World(_) | Model::Plamo2(_) => false,
         }
     }
 
@@ -264,6 +284,12 @@ fn whole_text_model(
     if kind == TokenizerKind::Unigram {
         let unknown = special.unk.ok_or(Error::Missing { key: vocab::UNKNOWN })?;
         return Unigram::new(vocab, unknown).map(Model::Unigram);
+    }
+    if kind == TokenizerKind::Plamo2 {
+        return Plamo2::new(vocab).map(Model::Plamo2);
+    }
+    if kind == TokenizerKind::World {
+        return World::new(&vocab.tokens, special.unk).map(Model::World);
     }
     let prefix = vocab.add_space_prefix.unwrap_or(true);
     Ok(Model::Llama(Llama::new(&vocab.scores, ids, special.unk.unwrap_or(0), prefix)))
@@ -304,7 +330,10 @@ fn check_lists(vocab: &mut Vocab, kind: TokenizerKind) -> Result<(), Error> {
     let merges = match kind {
         TokenizerKind::Gpt2 => vocab.pre.as_deref() != Some("kimi-k2"),
         TokenizerKind::Gemma4 => true,
-        TokenizerKind::Llama | TokenizerKind::Unigram => false,
+        TokenizerKind::Llama
+        | TokenizerKind::Unigram
+        | TokenizerKind::Plamo2
+        | TokenizerKind::World => false,
     };
     if merges && vocab.merges.is_empty() {
         return Err(Error::Missing { key: vocab::MERGES });

@@ -22,17 +22,21 @@ pub(super) struct Pieces {
 }
 
 impl Pieces {
+    /// `spelling` is `None` if `tokens` are the bytes.
     pub(super) fn new(
         tokens: &[Vec<u8>],
         kinds: &[TokenType],
-        spelling: Spelling,
+        spelling: Option<Spelling>,
     ) -> Result<Pieces, Error> {
         let alphabet = gpt2::alphabet().into_iter().zip(0..=u8::MAX).collect();
         let mut bytes = Vec::new();
         let mut ends = Vec::with_capacity(tokens.len());
         for (id, (text, kind)) in (0u32..).zip(tokens.iter().zip(kinds)) {
             match kind {
-                TokenType::Normal if spelling == Spelling::Marks => replace_marks(text, &mut bytes),
+                TokenType::Normal if spelling == Some(Spelling::Marks) => {
+                    replace_marks(text, &mut bytes)
+                }
+                TokenType::Normal if spelling.is_none() => bytes.extend(text),
                 // A token outside the alphabet is plain text.
                 TokenType::Normal => match gpt2::decode_alphabet(text, &alphabet) {
                     Some(raw) => bytes.extend(raw),
@@ -75,7 +79,7 @@ fn replace_marks(text: &[u8], out: &mut Vec<u8>) {
 }
 
 /// The byte in `<0xNN>`; `None` for any other text.
-fn byte(text: &[u8]) -> Option<u8> {
+pub(super) fn byte(text: &[u8]) -> Option<u8> {
     let hex = text.strip_prefix(b"<0x")?.strip_suffix(b">")?;
     let hex =
         std::str::from_utf8(hex).ok().filter(|hex| hex.len() == 2 && !hex.starts_with('+'))?;

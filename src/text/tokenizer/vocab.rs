@@ -50,7 +50,7 @@ impl TokenType {
 /// The vocabulary of a file. `None` and empty lists mean that the key is missing.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Vocab {
-    /// `llama`, `gpt2`, `gemma4` or `t5`.
+    /// `llama`, `gpt2`, `gemma4`, `t5`, `rwkv` or `plamo2`.
     pub model: String,
     /// Name of the pre-tokenizer of a `gpt2` vocabulary.
     pub pre: Option<String>,

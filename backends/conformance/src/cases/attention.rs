@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use hal::format::Format;
-use hal::op::{Attention, KV_FORMATS, Pairing, Rope, StoreKv};
+use hal::op::{Attention, KV_FORMATS, Pairing, Rope, StoreKv, Window};
 use hal::{BatchFacts, BatchShape, KvCache, Result};
 
 use crate::Case;
@@ -110,7 +110,7 @@ struct Shape {
     d_value: usize,
     n_head: usize,
     n_head_kv: usize,
-    window: Option<usize>,
+    window: Option<Window>,
     softcap: f32,
     slopes: bool,
     sinks: bool,
@@ -141,7 +141,7 @@ impl Shape {
 fn shapes() -> Vec<Shape> {
     const MIXED: &[(usize, usize)] = &[(9, 5), (77, 1), (33, 2)];
     let long = Shape { seqs: &[(700, 1)], ..PLAIN };
-    vec![
+    let mut shapes = vec![
         PLAIN,
         Shape { name: "head-40", d_head: 40, seqs: MIXED, ..PLAIN },
         Shape { name: "head-80", d_head: 80, n_head: 3, n_head_kv: 1, seqs: MIXED, ..PLAIN },
@@ -200,18 +200,60 @@ fn shapes() -> Vec<Shape> {
         Shape { name: "long", ..long },
         Shape { name: "long-4", seqs: &[(700, 2), (257, 2)], ..PLAIN },
         Shape { name: "alone-prompt", d_head: 32, n_head: 2, seqs: &[(300, 37)], ..PLAIN },
-        Shape { name: "window-prompt", window: Some(29), seqs: &[(290, 70)], ..PLAIN },
         Shape { name: "long-batch", seqs: &[(700, 17), (513, 2), (32, 1)], ..PLAIN },
         Shape { name: "prefill", seqs: &[(40, 40)], ..PLAIN },
-        Shape { name: "window-1", window: Some(1), seqs: MIXED, ..PLAIN },
-        Shape { name: "window-7", window: Some(7), seqs: MIXED, ..PLAIN },
-        Shape { name: "window-100", window: Some(100), seqs: &[(700, 3), (99, 2)], ..PLAIN },
-        Shape { name: "window-wider", window: Some(4096), ..long },
         Shape { name: "softcap", softcap: 0.7, seqs: MIXED, ..PLAIN },
         Shape { name: "sinks", sinks: true, seqs: MIXED, ..PLAIN },
         Shape { name: "slopes", slopes: true, seqs: MIXED, ..PLAIN },
         Shape { name: "slopes-prompt", slopes: true, n_head: 6, seqs: &[(290, 70)], ..PLAIN },
-        Shape { name: "all", window: Some(65), softcap: 1.5, slopes: true, sinks: true, ..long },
+        Shape {
+            name: "all",
+            window: Some(Window::Sliding(65)),
+            softcap: 1.5,
+            slopes: true,
+            sinks: true,
+            ..long
+        },
+    ];
+    shapes.extend(windows());
+    shapes
+}
+
+/// Windows of both kinds, shorter and longer than the sequences.
+fn windows() -> Vec<Shape> {
+    const MIXED: &[(usize, usize)] = &[(9, 5), (77, 1), (33, 2)];
+    let long = Shape { seqs: &[(700, 1)], ..PLAIN };
+    vec![
+        Shape {
+            name: "window-prompt",
+            window: Some(Window::Sliding(29)),
+            seqs: &[(290, 70)],
+            ..PLAIN
+        },
+        Shape { name: "window-1", window: Some(Window::Sliding(1)), seqs: MIXED, ..PLAIN },
+        Shape { name: "window-7", window: Some(Window::Sliding(7)), seqs: MIXED, ..PLAIN },
+        Shape {
+            name: "window-100",
+            window: Some(Window::Sliding(100)),
+            seqs: &[(700, 3), (99, 2)],
+            ..PLAIN
+        },
+        Shape { name: "window-wider", window: Some(Window::Sliding(4096)), ..long },
+        Shape { name: "chunk-1", window: Some(Window::Chunk(1)), seqs: MIXED, ..PLAIN },
+        Shape { name: "chunk-7", window: Some(Window::Chunk(7)), seqs: MIXED, ..PLAIN },
+        Shape {
+            name: "chunk-100",
+            window: Some(Window::Chunk(100)),
+            seqs: &[(700, 3), (99, 2)],
+            ..PLAIN
+        },
+        Shape {
+            name: "chunk-prompt",
+            window: Some(Window::Chunk(29)),
+            seqs: &[(290, 70)],
+            ..PLAIN
+        },
+        Shape { name: "chunk-wider", window: Some(Window::Chunk(4096)), ..long },
     ]
 }
 

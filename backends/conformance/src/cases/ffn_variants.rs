@@ -7,13 +7,15 @@ use super::ffn::{DOWN_LAYOUTS, DownLayout, ListedRows, Spec};
 use super::ffn_experts::Experts;
 use crate::Case;
 
-const ACTIVATIONS: [(&str, Activation); 6] = [
+const ACTIVATIONS: [(&str, Activation); 8] = [
     ("relu", Activation::Relu),
     ("relu2", Activation::Relu2),
     ("silu", Activation::Silu),
     ("gelu", Activation::Gelu),
     ("gelu-erf", Activation::GeluErf),
     ("swiglu-oai", Activation::SwigluOai { alpha: 1.702, limit: 0.8 }),
+    ("swiglu-clamped", Activation::SwigluClamped { limit: 0.6 }),
+    ("silu-clamped", Activation::SiluClamped { limit: 0.3 }),
 ];
 
 const SKIPS: [(&str, Skip); 4] = [
@@ -103,10 +105,10 @@ fn each_layout(cases: &mut Vec<Case>, name: &str, spec: &dyn Fn(DownLayout) -> S
     cases.extend(DOWN_LAYOUTS.map(|layout| spec(layout).case(format!("{name}/{layout:?}"))));
 }
 
-/// Only exactly sparse activations may skip non-positive values, and gpt-oss's activation needs a
+/// Only exactly sparse activations may skip non-positive values, and clamped activations need a
 /// gate.
 fn is_valid(activation: Activation, kind: FfnKind, skip: Skip) -> bool {
-    let oai = matches!(activation, Activation::SwigluOai { .. });
+    let clamps = activation.up_limit().is_some();
     (skip != Skip::NotPositive || activation.is_exactly_sparse())
-        && (!oai || kind == FfnKind::Gated)
+        && (!clamps || kind == FfnKind::Gated)
 }

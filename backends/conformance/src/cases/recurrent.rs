@@ -1,6 +1,6 @@
-//! Cases of ShortConv, GatedDelta and SsmScan: state per sequence, reset at position 0.
+//! Cases of ShortConv, GatedDelta, SsmScan and Wkv7: state per sequence, reset at position 0.
 
-use hal::op::{GatedDelta, HeadMapping, ShortConv, SsmScan};
+use hal::op::{GatedDelta, HeadMapping, ShortConv, SsmScan, Wkv7};
 use hal::{Batch, BatchShape, Result, Tensor};
 
 use crate::Case;
@@ -40,8 +40,19 @@ pub(super) fn cases() -> Vec<Case> {
         for (n_head, n_group, d_head, d_state) in
             [(4, 2, 8, 16), (3, 1, 5, 7), (2, 2, 5, 128), (1, 1, 3, 200)]
         {
-            let body = move |rig: &mut Rig| ssm_scan(rig, seqs, [n_head, n_group, d_head, d_state]);
+            let body =
+                move |rig: &mut Rig| ssm_scan(rig, seqs, [n_head, n_group, d_head, d_state], 1);
             cases.push(Case::new(format!("SsmScan/{n_head}x{d_head}x{d_state}/{name}"), body));
+        }
+        // A decay rate for each value of the state, as in Mamba-1.
+        for (n_head, n_group, d_state) in [(70, 1, 16), (37, 1, 7), (6, 2, 40), (3, 1, 200)] {
+            let body =
+                move |rig: &mut Rig| ssm_scan(rig, seqs, [n_head, n_group, 1, d_state], d_state);
+            cases.push(Case::new(format!("SsmScan/{n_head}x{d_state}/rates/{name}"), body));
+        }
+        for (n_head, d) in [(2, 64), (3, 16), (2, 5), (1, 130), (2, 40)] {
+            let body = move |rig: &mut Rig| wkv7(rig, seqs, [n_head, d]);
+            cases.push(Case::new(format!("Wkv7/{n_head}x{d}/{name}"), body));
         }
     }
     cases
@@ -117,18 +128,52 @@ fn gated_delta(rig: &mut Rig, seqs: Steps, size: [usize; 4], heads: HeadMapping)
     read_outputs(rig, seqs, &y, &state)
 }
 
-fn ssm_scan(rig: &mut Rig, seqs: Steps, size: [usize; 4]) -> Result<()> {
+fn ssm_scan(rig: &mut Rig, seqs: Steps, size: [usize; 4], n_rates: usize) -> Result<()> {
     let [n_head, n_group, d_head, d_state] = size;
     let (batch, state) = make_inputs(rig, seqs, n_head * d_head * d_state)?;
     let x = rig.input(MAX_TOKENS, n_head * d_head)?;
     let (dt, dt_bias) = (rig.input(MAX_TOKENS, n_head)?, rig.input(1, n_head)?);
-    let rates: Vec<f32> = rig.rng.floats(n_head).iter().map(|v| -0.1 - v.abs()).collect();
-    let (a, d) = (rig.tensor(1, n_head, &rates)?, rig.input(1, n_head)?);
+    let n = n_head * n_rates;
+    let rates: Vec<f32> = rig.rng.floats(n).iter().map(|v| -0.1 - v.abs()).collect();
+    let (a, d) = (rig.tensor(1, n, &rates)?, rig.input(1, n_head)?);
     let (b, c) =
         (rig.input(MAX_TOKENS, n_group * d_state)?, rig.input(MAX_TOKENS, n_group * d_state)?);
     let y = rig.output(MAX_TOKENS, n_head * d_head)?;
     let op =
         SsmScan { x, dt, dt_bias, a, b, c, d, batch, state: state.clone(), y: y.clone(), n_group };
     rig.run([op.into()])?;
+    read_outputs(rig, seqs, &y, &state)
+}
+
+/// With the first layer's values in steps of several sequences.
+fn wkv7(rig: &mut Rig, seqs: Steps, [n_head, d]: [usize; 2]) -> Result<()> {
+    let n = n_head * d;
+    let (batch, state) = make_inputs(rig, seqs, n * d)?;
+    let (r, w, k) =
+        (rig.input(MAX_TOKENS, n)?, rig.input(MAX_TOKENS, n)?, rig.input(MAX_TOKENS, n)?);
+    let (v, a) = (rig.input(MAX_TOKENS, n)?, rig.input(MAX_TOKENS, n)?);
+    let both = seqs.len() > 1;
+    let first = if both { Some(rig.input(MAX_TOKENS, n)?) } else { None };
+    let mix = if both { Some(rig.input(MAX_TOKENS, n)?) } else { None };
+    let vectors = rig.input(4, n)?;
+    let (y, bonus) = (rig.output(MAX_TOKENS, n)?, rig.output(MAX_TOKENS, n)?);
+    let op = Wkv7 {
+        r,
+        w,
+        k,
+        v,
+        a,
+        first,
+        mix,
+        vectors,
+        batch,
+        state: state.clone(),
+        y: y.clone(),
+        bonus: bonus.clone(),
+        n_head,
+    };
+    rig.run([op.into()])?;
+    let n_tokens = seqs.iter().map(|(_, new)| new).sum();
+    rig.watch("bonus", &bonus.rows(0..n_tokens))?;
     read_outputs(rig, seqs, &y, &state)
 }

@@ -6,7 +6,7 @@ use std::ops::Range;
 use hal::format::Format;
 use hal::op::{
     AddPositions, Attention, GateActivation, GatedDelta, Gather, GetRows, HeadMapping, Mul,
-    Pairing, Rope, ShortConv, SsmScan, StoreKv,
+    Pairing, Rope, ShortConv, SsmScan, StoreKv, Window,
 };
 use hal::{
     Batch, BatchFacts, BatchSeq, BatchShape, BatchToken, KV_BLOCK, KvCache, Op, Operand, Result,
@@ -33,7 +33,7 @@ pub(super) fn cases() -> Vec<Case> {
         let rounded = "keys and values in the cache are rounded";
         let name = |what: &str| format!("Sequences/{what}/{format}");
         let tolerance = if format == Format::F32 { 1e-7 } else { 1e-5 };
-        for window in [None, Some(40)] {
+        for window in [None, Some(Window::Sliding(40))] {
             let suffix = if window.is_some() { "/window" } else { "" };
             let case = Case::new(name("shared-blocks") + suffix, move |rig: &mut Rig| {
                 run_shared_blocks(rig, format, window)
@@ -306,7 +306,7 @@ fn attention(
     cache: &KvCache<Tensor>,
     batch: &Batch<Tensor>,
     y: &Tensor,
-    window: Option<usize>,
+    window: Option<Window>,
 ) -> Attention<Tensor> {
     Attention {
         q: q.clone(),
@@ -324,7 +324,7 @@ fn attention(
 }
 
 /// Both sequences read the shared block, and no token attends to another sequence's own positions.
-fn run_shared_blocks(rig: &mut Rig, format: Format, window: Option<usize>) -> Result<()> {
+fn run_shared_blocks(rig: &mut Rig, format: Format, window: Option<Window>) -> Result<()> {
     let facts = forked_batch();
     let batch = rig.batch(FORKED, &facts, N_BLOCKS, 1 << 20)?;
     let (n, max_tokens) = (facts.tokens.len(), FORKED.max_tokens);

@@ -28,10 +28,10 @@ impl NeuronActivation {
             (self.activate)(self.activation, ups);
         }
         let pairs = tests.iter_mut().zip(ups);
-        match (self.kind, self.activation) {
+        match (self.kind, self.activation.up_limit()) {
             (FfnKind::Plain, _) => {}
-            (FfnKind::Gated, Activation::SwigluOai { limit, .. }) => {
-                pairs.for_each(|(h, up)| *h *= clamp_keeping_nan(*up, limit) + 1.0);
+            (FfnKind::Gated, Some((limit, added))) => {
+                pairs.for_each(|(h, up)| *h *= clamp_keeping_nan(*up, limit) + added);
             }
             (FfnKind::Gated | FfnKind::GatedBoth, _) => pairs.for_each(|(h, up)| *h *= *up),
         }

@@ -12,7 +12,7 @@
 
 use std::ops::Range;
 
-use hal::op;
+use hal::op::{self, Window};
 use hal::{KV_BLOCK, Tensor};
 
 use super::operand::{Step, optional_view};
@@ -47,7 +47,7 @@ pub(super) struct Attention {
     parts: WriteView<f32>,
     tiles: [WriteView<f32>; 5],
     scale: f32,
-    window: Option<usize>,
+    window: Option<Window>,
     softcap: f32,
 }
 
@@ -75,8 +75,8 @@ impl Attention {
 
     /// Positions that token `t` attends to.
     fn visible_positions(&self, t: usize) -> Range<usize> {
-        let end = self.step.view().positions()[t] as usize + 1;
-        self.window.map_or(0, |window| end.saturating_sub(window))..end
+        let pos = self.step.view().positions()[t] as usize;
+        self.window.map_or(0, |window| window.first(pos))..pos + 1
     }
 
     /// Spans that contain a position to which any of `tokens` attends.

@@ -6,14 +6,15 @@
 
 use std::ops::Range;
 
-use hal::op::{self, HeadMapping};
+use hal::op::{self, GateActivation, HeadMapping};
 use hal::{Operand, Tensor};
 
 use super::operand::{Step, optional_view};
 use super::{Context, Kernel, nth_range};
 use crate::buffer::{ReadView, Scratch, Span, WriteView};
 use simd::{
-    ActivateFn, DeltaColumns, DeltaToken, Kernels, MAX_DELTA_COLUMNS, MultiplyAddFn, ScanToken,
+    ActivateFn, DeltaColumns, DeltaToken, Kernels, MAX_DELTA_COLUMNS, MultiplyAddFn, ScanRates,
+    ScanToken,
 };
 
 /// Channels of a convolution per chunk: one token's inputs, filters and outputs fit in the L1
@@ -30,17 +31,17 @@ const COPIED_FROM: usize = 4;
 
 /// The tokens of the step, by sequence.
 #[derive(Debug)]
-struct Sequences {
+pub(super) struct Sequences {
     step: Step,
     n_rows: usize,
 }
 
 impl Sequences {
-    fn new(batch: &hal::Batch<Tensor>, x: &Tensor, context: &Context<'_>) -> Sequences {
+    pub(super) fn new(batch: &hal::Batch<Tensor>, x: &Tensor, context: &Context<'_>) -> Sequences {
         Sequences { step: Step::new(batch, context), n_rows: x.desc().n_rows }
     }
 
-    fn n_seqs(&self) -> usize {
+    pub(super) fn n_seqs(&self) -> usize {
         self.step.view().n_seqs()
     }
 
@@ -53,7 +54,7 @@ impl Sequences {
 
     /// Like [`Self::tokens`]; `None` if the sequence has no token in the step, so its state stays
     /// untouched.
-    fn tokens_if_any(&self, seq: usize) -> Option<impl Iterator<Item = (usize, bool)>> {
+    pub(super) fn tokens_if_any(&self, seq: usize) -> Option<impl Iterator<Item = (usize, bool)>> {
         let mut tokens = self.tokens(seq).peekable();
         tokens.peek()?;
         Some(tokens)
@@ -313,6 +314,7 @@ pub(super) struct SsmScan {
     state: WriteView<f32>,
     y: WriteView<f32>,
     n_group: usize,
+    n_rates: usize,
     simd: Kernels,
 }
 
@@ -331,6 +333,7 @@ impl SsmScan {
             state: bind.write(&op.state),
             y: bind.write(&op.y),
             n_group: op.n_group,
+            n_rates: op.n_rates(),
             simd: context.simd,
         }
     }
@@ -339,23 +342,20 @@ impl SsmScan {
         self.dt.n_cols()
     }
 
-    fn chunks_per_head(&self) -> usize {
-        (self.x.n_cols() / self.n_head()).div_ceil(SCAN_CHANNELS)
-    }
-}
-
-impl Kernel for SsmScan {
-    fn chunks(&self, _phase: usize) -> usize {
-        self.sequences.n_seqs() * self.n_head() * self.chunks_per_head()
+    /// Number of parts of which a chunk computes some channels: heads, or, if a head is one channel
+    /// with many decay rates, groups of heads.
+    fn n_parts(&self) -> usize {
+        if self.n_rates > 1 { self.n_group } else { self.n_head() }
     }
 
-    fn run(&self, _phase: usize, chunk: usize, _worker: usize) {
-        let (n_head, per_head) = (self.n_head(), self.chunks_per_head());
-        let (d_head, d_state) = (self.x.n_cols() / n_head, self.b.n_cols() / self.n_group);
-        let (seq, h) = (chunk / per_head / n_head, chunk / per_head % n_head);
-        let own = nth_range(chunk % per_head, SCAN_CHANNELS, d_head);
-        let channels = h * d_head + own.start..h * d_head + own.end;
-        let group = h * self.n_group / n_head * d_state;
+    fn chunks_per_part(&self) -> usize {
+        (self.x.n_cols() / self.n_parts()).div_ceil(SCAN_CHANNELS)
+    }
+
+    /// Advances channels that share one decay rate and step size, those of head `h`.
+    fn advance(&self, seq: usize, h: usize, channels: Range<usize>) {
+        let d_state = self.b.n_cols() / self.n_group;
+        let group = h * self.n_group / self.n_head() * d_state;
         let (rate, offset, d) =
             (self.a.as_slice()[h], self.dt_bias.as_slice()[h], self.d.as_slice()[h]);
         let Some(tokens) = self.sequences.tokens_if_any(seq) else { return };
@@ -371,6 +371,49 @@ impl Kernel for SsmScan {
             (self.simd.scan())(&token, state, x, y);
         }
     }
+
+    /// Advances channels of `group`, each of which has many decay rates.
+    fn advance_rates(&self, seq: usize, group: usize, channels: Range<usize>) {
+        let d_state = self.b.n_cols() / self.n_group;
+        let states = channels.start * d_state..channels.end * d_state;
+        let rates = &self.a.as_slice()[states.clone()];
+        let [offsets, d] = [&self.dt_bias, &self.d].map(|v| &v.as_slice()[channels.clone()]);
+        let Some(tokens) = self.sequences.tokens_if_any(seq) else { return };
+        let state = self.state.columns(seq, states);
+        let mut steps = [0.0; SCAN_CHANNELS];
+        let dt = &mut steps[..channels.len()];
+        for (t, begins) in tokens {
+            if begins {
+                state.fill(0.0);
+            }
+            let raw = self.dt.row(t)[channels.clone()].iter();
+            dt.iter_mut().zip(raw.zip(offsets)).for_each(|(dt, (raw, offset))| *dt = raw + offset);
+            (self.simd.gate())(GateActivation::Softplus, dt);
+            let [b, c] = [&self.b, &self.c].map(|v| &v.row(t)[group * d_state..][..d_state]);
+            let token = ScanRates { b, c, dt, rates, d };
+            let (x, y) = (&self.x.row(t)[channels.clone()], self.y.columns(t, channels.clone()));
+            (self.simd.scan_rates())(&token, state, x, y);
+        }
+    }
+}
+
+impl Kernel for SsmScan {
+    fn chunks(&self, _phase: usize) -> usize {
+        self.sequences.n_seqs() * self.n_parts() * self.chunks_per_part()
+    }
+
+    fn run(&self, _phase: usize, chunk: usize, _worker: usize) {
+        let (n_parts, per_part) = (self.n_parts(), self.chunks_per_part());
+        let (seq, part) = (chunk / per_part / n_parts, chunk / per_part % n_parts);
+        let n_channel = self.x.n_cols() / n_parts;
+        let own = nth_range(chunk % per_part, SCAN_CHANNELS, n_channel);
+        let channels = part * n_channel + own.start..part * n_channel + own.end;
+        if self.n_rates > 1 {
+            self.advance_rates(seq, part, channels);
+        } else {
+            self.advance(seq, part, channels);
+        }
+    }
 }
 
 /// `ln(1 + e^x)`, without overflow.
@@ -383,7 +426,7 @@ fn sigmoid(x: f32) -> f32 {
 }
 
 /// The dot product, accumulated in eight interleaved sums.
-fn dot(a: &[f32], b: &[f32]) -> f32 {
+pub(super) fn dot(a: &[f32], b: &[f32]) -> f32 {
     let mut sums = [0.0; 8];
     for (a, b) in a.chunks(8).zip(b.chunks(8)) {
         for (sum, (a, b)) in sums.iter_mut().zip(a.iter().zip(b)) {

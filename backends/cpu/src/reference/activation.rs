@@ -33,21 +33,26 @@ pub(crate) fn activate(activation: Activation, x: f64) -> f64 {
             let x = if x > limit { limit } else { x };
             x * sigmoid(f64::from(alpha) * x)
         }
+        Activation::SwigluClamped { limit } => {
+            activate(Activation::SwigluOai { alpha: 1.0, limit }, x)
+        }
+        Activation::SiluClamped { limit } => {
+            let (value, limit) = (x * sigmoid(x), f64::from(limit));
+            if value > limit { limit } else { value }
+        }
     }
 }
 
 /// A neuron's value from up and the test value, which is the gate, or up in blocks without a gate.
 pub(super) fn neuron(kind: FfnKind, activation: Activation, test: f64, up: f64) -> f64 {
-    let limit = match activation {
-        Activation::SwigluOai { limit, .. } => Some(f64::from(limit)),
-        Activation::Relu | Activation::Relu2 | Activation::Silu => None,
-        Activation::Gelu | Activation::GeluErf => None,
-    };
     let gate = activate(activation, test);
-    match (kind, limit) {
+    match (kind, activation.up_limit()) {
         (FfnKind::Plain, _) => gate,
         (FfnKind::Gated, None) => gate * up,
-        (FfnKind::Gated, Some(limit)) => gate * (up.clamp(-limit, limit) + 1.0),
+        (FfnKind::Gated, Some((limit, added))) => {
+            let limit = f64::from(limit);
+            gate * (up.clamp(-limit, limit) + f64::from(added))
+        }
         (FfnKind::GatedBoth, _) => gate * activate(activation, up),
     }
 }

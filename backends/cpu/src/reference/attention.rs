@@ -1,6 +1,6 @@
 //! RoPE, the paged KV cache, and attention over it.
 
-use hal::op::{Attention, Pairing, Rope, StoreKv};
+use hal::op::{Attention, Pairing, Rope, StoreKv, Window};
 use hal::{BatchView, Operand, Tensor};
 
 use super::Memory;
@@ -73,9 +73,9 @@ pub(super) fn attention(op: &Attention<Tensor>, memory: &dyn Memory) {
 }
 
 /// The cache rows of the positions that token `t` attends to, in order of position.
-fn visible_rows(view: &BatchView<'_>, t: usize, window: Option<usize>) -> Vec<usize> {
+fn visible_rows(view: &BatchView<'_>, t: usize, window: Option<Window>) -> Vec<usize> {
     let (seq, pos) = (view.seqs()[t] as usize, view.positions()[t] as usize);
-    let first = window.map_or(0, |window| (pos + 1).saturating_sub(window));
+    let first = window.map_or(0, |window| window.first(pos));
     (first..=pos).map(|p| view.kv_row(seq, p)).collect()
 }
 

@@ -1,6 +1,6 @@
 //! Recurrent layers, with a state per sequence.
 
-use hal::op::{GatedDelta, ShortConv, SsmScan};
+use hal::op::{GatedDelta, MIN_KEY_NORM, ShortConv, SsmScan, WKV7_DECAY, Wkv7};
 use hal::{Batch, Operand, Tensor};
 
 use super::Memory;
@@ -78,6 +78,7 @@ pub(super) fn ssm_scan(op: &SsmScan<Tensor>, memory: &dyn Memory) {
     let n_head = op.dt.desc().n_cols;
     let (d_head, d_state) = (op.x.desc().n_cols / n_head, op.b.desc().n_cols / op.n_group);
     let [dt_bias, a, d] = [&op.dt_bias, &op.a, &op.d].map(|v| floats(memory, v));
+    let n_rates = op.n_rates();
     for_each_token(&op.batch, op.x.desc().n_rows, &op.state, memory, |t, state| {
         let [x, dt, b, c] = [&op.x, &op.dt, &op.b, &op.c].map(|v| row(memory, v, t));
         let mut y = vec![0.0; x.len()];
@@ -86,9 +87,10 @@ pub(super) fn ssm_scan(op: &SsmScan<Tensor>, memory: &dyn Memory) {
             let group = h * op.n_group / n_head * d_state;
             let (b, c) = (&b[group..][..d_state], &c[group..][..d_state]);
             let dt = softplus(f64::from(dt[h]) + f64::from(dt_bias[h]));
-            let factor = (dt * f64::from(a[h])).exp();
+            let rates = a[h * n_rates..][..n_rates].iter().cycle();
             let mut sum = f64::from(d[h]) * f64::from(x[i]);
-            for (s, (&b, &c)) in state.iter_mut().zip(b.iter().zip(c)) {
+            for ((s, &rate), (&b, &c)) in state.iter_mut().zip(rates).zip(b.iter().zip(c)) {
+                let factor = (dt * f64::from(rate)).exp();
                 let next = factor * f64::from(*s) + dt * f64::from(x[i]) * f64::from(b);
                 sum += next * f64::from(c);
                 *s = next as f32;
@@ -96,5 +98,48 @@ pub(super) fn ssm_scan(op: &SsmScan<Tensor>, memory: &dyn Memory) {
             y[i] = sum as f32;
         }
         write_row(memory, &op.y, t, &y);
+    });
+}
+
+pub(super) fn wkv7(op: &Wkv7<Tensor>, memory: &dyn Memory) {
+    let (n, d) = (op.r.desc().n_cols, op.d_head());
+    let vectors = floats(memory, &op.vectors);
+    let [k_k, k_a, r_k, offset] = [0, 1, 2, 3].map(|i| &vectors[i * n..][..n]);
+    for_each_token(&op.batch, op.r.desc().n_rows, &op.state, memory, |t, state| {
+        let [r, w, k, v, a] = [&op.r, &op.w, &op.k, &op.v, &op.a]
+            .map(|x| row(memory, x, t).into_iter().map(f64::from).collect::<Vec<_>>());
+        let mut v = v;
+        if let (Some(first), Some(mix)) = (&op.first, &op.mix) {
+            let both = row(memory, first, t).into_iter().zip(row(memory, mix, t));
+            for (v, (first, mix)) in v.iter_mut().zip(both) {
+                *v += sigmoid(f64::from(mix)) * (f64::from(first) - *v);
+            }
+        }
+        let (mut y, mut bonus) = (vec![0.0; n], vec![0.0; n]);
+        for (h, state) in state.chunks_exact_mut(d * d).enumerate() {
+            let at = h * d;
+            let raw: Vec<f64> = (at..at + d).map(|i| k[i] * f64::from(k_k[i])).collect();
+            let length = raw.iter().map(|u| u * u).sum::<f64>().sqrt();
+            let length = length.max(f64::from(MIN_KEY_NORM));
+            let rates: Vec<f64> = (at..at + d).map(|i| sigmoid(a[i])).collect();
+            let key = |i: usize| k[at + i] * (1.0 + f64::from(k_a[at + i]) * (rates[i] - 1.0));
+            let decay = |i: usize| (f64::from(WKV7_DECAY) * sigmoid(w[at + i])).exp();
+            let weight: f64 = (0..d).map(|i| key(i) * r[at + i] * f64::from(r_k[at + i])).sum();
+            for j in 0..d {
+                let known: f64 =
+                    (0..d).map(|i| f64::from(state[i * d + j]) * raw[i] / length).sum();
+                let mut sum = 0.0;
+                for i in 0..d {
+                    let next = decay(i) * f64::from(state[i * d + j]) + key(i) * v[at + j]
+                        - raw[i] / length * rates[i] * known;
+                    sum += next * r[at + i];
+                    state[i * d + j] = next as f32;
+                }
+                y[at + j] = sum as f32;
+                bonus[at + j] = (weight * v[at + j] + f64::from(offset[at + j])) as f32;
+            }
+        }
+        write_row(memory, &op.y, t, &y);
+        write_row(memory, &op.bonus, t, &bonus);
     });
 }

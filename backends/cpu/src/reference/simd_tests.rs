@@ -6,11 +6,13 @@ use simd::{Kernels, Level};
 
 use super::{activate, gate};
 
-const SMOOTH: [Activation; 4] = [
+const SMOOTH: [Activation; 6] = [
     Activation::Silu,
     Activation::Gelu,
     Activation::GeluErf,
     Activation::SwigluOai { alpha: 1.702, limit: 7.0 },
+    Activation::SwigluClamped { limit: 7.0 },
+    Activation::SiluClamped { limit: 7.0 },
 ];
 const RELUS: [Activation; 2] = [Activation::Relu, Activation::Relu2];
 
@@ -41,9 +43,10 @@ fn max_error(activation: Activation, x: f32, y: f64) -> f64 {
         Activation::Relu | Activation::Relu2 => return 6e-8 * y + 1e-45,
         // Errors of the approximation, and of cancellation in its alternating sum.
         Activation::GeluErf => return 5e-7 * x.abs() + 1e-45,
-        Activation::Silu => 0.0,
+        Activation::Silu | Activation::SiluClamped { .. } => 0.0,
         Activation::Gelu => 1.6 * x * (1.0 + 0.045 * x * x),
         Activation::SwigluOai { alpha, limit } => f64::from(alpha) * x.min(f64::from(limit)),
+        Activation::SwigluClamped { limit } => x.min(f64::from(limit)),
     };
     // The reference loses precision in GELU's tail, where it subtracts from 1.
     let oracle = if activation == Activation::Gelu { 1e-15 } else { 1.2e-38 };

@@ -18,6 +18,48 @@ pub const KV_FORMATS: &[Format] = &[
     Format::IQ4_NL,
 ];
 
+/// The positions that a token attends to, up to its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Window {
+    /// The last `n` positions, including the token's own.
+    Sliding(usize),
+    /// The positions of the token's chunk: chunks of `n` positions begin at multiples of `n`
+    /// (Llama 4).
+    Chunk(usize),
+}
+
+impl Window {
+    /// Maximum number of positions.
+    #[must_use]
+    pub fn size(self) -> usize {
+        match self {
+            Window::Sliding(n) | Window::Chunk(n) => n,
+        }
+    }
+
+    /// The first position that a token at `pos` attends to.
+    #[must_use]
+    pub fn first(self, pos: usize) -> usize {
+        match self {
+            Window::Sliding(n) => (pos + 1).saturating_sub(n),
+            Window::Chunk(n) => pos / n * n,
+        }
+    }
+
+    /// The window as a word for kernels: 0 for none, the highest bit for chunks, then the length.
+    #[must_use]
+    pub fn word(window: Option<Window>) -> u32 {
+        const CHUNK: u32 = 1 << 31;
+        // No position reaches a longer window.
+        let length = |n: usize| u32::try_from(n).unwrap_or(u32::MAX).min(CHUNK - 1);
+        match window {
+            None => 0,
+            Some(Window::Sliding(n)) => length(n),
+            Some(Window::Chunk(n)) => CHUNK | length(n),
+        }
+    }
+}
+
 impl Check {
     /// Checks a cache with `n_cols` values per key row and per value row, and as many key rows as
     /// value rows.
@@ -75,7 +117,7 @@ op! {
     ///
     /// `y[t, h] = sum_p softmax_p(scale * q[t, h] . k[p, g]) * v[p, g]` with
     /// `g = h * n_head_kv / n_head`, over the positions `p` of the token's sequence with `p <= pos`
-    /// and, with a window, `p > pos - window`. A soft cap `c` maps a score `s` to
+    /// in the token's [`Window`], if there is one. A soft cap `c` maps a score `s` to
     /// `c * tanh(s / c)`; a slope then adds `slope[h] * (p - pos)` (ALiBi, Press et al.); a sink adds
     /// `exp(sink[h])` to the denominator.
     ///
@@ -113,8 +155,8 @@ op! {
         n_head_kv: usize,
         /// Factor on the scores.
         scale: f32,
-        /// Sliding window: positions that a token attends to, including itself; `None` for all.
-        window: Option<usize>,
+        /// The positions that a token attends to; `None` for all.
+        window: Option<Window>,
         /// Soft cap of the scores; 0 for none.
         softcap: f32,
     }
@@ -124,7 +166,7 @@ impl<T: Operand> Attention<T> {
     /// An upper bound: every token attends to all positions of a full block table.
     pub(super) fn work(&self) -> Work {
         let positions = (self.batch.shape.max_blocks * KV_BLOCK) as u64;
-        let positions = self.window.map_or(positions, |window| positions.min(window as u64));
+        let positions = self.window.map_or(positions, |window| positions.min(window.size() as u64));
         let (q, y) = (self.q.desc(), self.y.desc());
         Work::new(q.n_rows, positions.saturating_mul((q.n_cols + y.n_cols) as u64))
     }
@@ -151,7 +193,8 @@ impl<T: Operand> Attention<T> {
         }
         c.maybe_f32("slopes", &self.slopes, 1, self.n_head)?;
         c.maybe_f32("sinks", &self.sinks, 1, self.n_head)?;
-        c.require(self.window != Some(0), "window", "at least 1", 0)?;
+        let empty = self.window.is_some_and(|window| window.size() == 0);
+        c.require(!empty, "window", "at least 1", 0)?;
         c.batch(&self.batch, q.n_rows)
     }
 }

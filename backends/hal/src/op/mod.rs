@@ -18,7 +18,7 @@ mod rope;
 mod route;
 mod sparse_ffn;
 
-pub use attention::{Attention, KV_FORMATS, StoreKv};
+pub use attention::{Attention, KV_FORMATS, StoreKv, Window};
 pub use elementwise::{
     Add, AddPositions, CopyHeads, GateActivation, Gather, GetRows, HeadColumns, Mul, Norm,
     NormKind, ScaleByPosition, SoftCap,
@@ -27,7 +27,7 @@ pub use facts::{Access, HandOff, OperandUse, Role, Work};
 pub use handoff::{Merge, Post};
 pub use matmul::MatMul;
 pub use predict::{HiddenActivation, Predict};
-pub use recurrent::{GatedDelta, HeadMapping, ShortConv, SsmScan};
+pub use recurrent::{GatedDelta, HeadMapping, MIN_KEY_NORM, ShortConv, SsmScan, WKV7_DECAY, Wkv7};
 pub use rope::{Pairing, Rope};
 pub use route::{MIN_WEIGHT_SUM, Route, Scoring};
 pub use sparse_ffn::{
@@ -293,6 +293,7 @@ ops!(
     ShortConv,
     GatedDelta,
     SsmScan,
+    Wkv7,
     Post,
     Merge
 );

@@ -176,19 +176,21 @@ impl<T: Operand> GatedDelta<T> {
 }
 
 op! {
-    /// The Mamba-2 recurrence, per head with its group's `b` and `c`: with state `S` of
-    /// `[d_head, d_state]` and `dt = softplus(dt_raw + dt_bias)`,
-    /// `S = exp(dt * a) * S + dt * x b^T`, `y = S c + d * x`.
+    /// The recurrence of Mamba-1 and Mamba-2, per head with its group's `b` and `c`: with state
+    /// `S` of `[d_head, d_state]` and `dt = softplus(dt_raw + dt_bias)`,
+    /// `S = exp(dt * a) * S + dt * x b^T`, `y = S c + d * x`. A head has one decay rate `a`, or, if
+    /// its size is 1 (Mamba-1), one for each value of its state.
     ///
     /// | operand | shape | format |
     /// |---|---|---|
     /// | `x`, `y` | `[n_tokens, n_head * d_head]` | F32 |
     /// | `dt` | `[n_tokens, n_head]`: `dt_raw`, before bias and softplus | F32 |
-    /// | `dt_bias`, `a`, `d` | `[1, n_head]`; `a` is negative | F32 |
+    /// | `dt_bias`, `d` | `[1, n_head]` | F32 |
+    /// | `a` | `[1, n_head]`, or `[1, n_head * d_state]` if `d_head` is 1; negative | F32 |
     /// | `b`, `c` | `[n_tokens, n_group * d_state]` | F32 |
     /// | `state` | `[n_seq, n_head * d_head * d_state]` | F32 |
     ///
-    /// Source: Mamba-2 (Dao and Gu 2024).
+    /// Sources: Mamba (Gu and Dao 2023), Mamba-2 (Dao and Gu 2024).
     SsmScan {
         /// Input.
         read x,
@@ -217,6 +219,12 @@ op! {
 }
 
 impl<T: Operand> SsmScan<T> {
+    /// Number of decay rates of a head: 1, or one for each value of its state.
+    #[must_use]
+    pub fn n_rates(&self) -> usize {
+        self.a.desc().n_cols / self.dt.desc().n_cols
+    }
+
     /// Three multiplications per state value: the decay, the outer product that is added, and the
     /// product with `c`.
     pub(super) fn work(&self) -> Work {
@@ -239,14 +247,107 @@ impl<T: Operand> SsmScan<T> {
         check.f32("x", &self.x, n, x.n_cols)?;
         check.f32("y", &self.y, n, x.n_cols)?;
         check.f32("dt", &self.dt, n, heads)?;
-        for (name, tensor) in [("dt_bias", &self.dt_bias), ("a", &self.a), ("d", &self.d)] {
+        for (name, tensor) in [("dt_bias", &self.dt_bias), ("d", &self.d)] {
             check.f32(name, tensor, 1, heads)?;
         }
         check.f32("b", &self.b, n, b.n_cols)?;
         check.f32("c", &self.c, n, b.n_cols)?;
-        let cols = x.n_cols * (b.n_cols / self.n_group);
+        let d_state = b.n_cols / self.n_group;
+        let per_state = x.n_cols == heads && self.a.desc().n_cols != heads;
+        check.f32("a", &self.a, 1, if per_state { heads * d_state } else { heads })?;
+        let cols = x.n_cols * d_state;
         check.f32("state", &self.state, self.state.desc().n_rows, cols)?;
         check.at_least("state", &self.state, self.batch.shape.max_seqs, cols)?;
         check.batch(&self.batch, n)
+    }
+}
+
+op! {
+    /// The recurrence of RWKV-7, per head of `d` columns, with a state `S` of `[d, d]`:
+    ///
+    /// - `decay = exp(-e^-0.5 * sigmoid(w))`, `rate = sigmoid(a)`;
+    /// - `v' = v + sigmoid(mix) * (first - v)`, or `v` without `first`;
+    /// - `u = norm(k * vectors[0])` with length 1, `k' = k * (1 + vectors[1] * (rate - 1))`;
+    /// - `S = decay * S + k' v'^T - (u * rate) (S^T u)^T`, where `decay` scales rows;
+    /// - `y = S^T r`, `bonus = sum(k' * r * vectors[2]) * v' + vectors[3]`.
+    ///
+    /// | operand | shape | format |
+    /// |---|---|---|
+    /// | `r`, `w`, `k`, `v`, `a`, `first`, `mix`, `y`, `bonus` | `[n_tokens, n_head * d]` | F32 |
+    /// | `vectors` | `[4, n_head * d]` | F32 |
+    /// | `state` | `[n_seq, n_head * d * d]`, `S[i, j]` at `i * d + j` | F32 |
+    ///
+    /// Source: RWKV-7 "Goose" (Peng et al. 2025).
+    Wkv7 {
+        /// Receptance.
+        read r,
+        /// Decay before the sigmoid.
+        read w,
+        /// Keys.
+        read k,
+        /// Values.
+        read v,
+        /// In-context learning rates before the sigmoid.
+        read a,
+        /// Values of the first layer; given together with `mix`.
+        maybe first,
+        /// Share of the first layer's values before the sigmoid.
+        maybe mix,
+        /// Vectors of the key and the bonus.
+        read vectors,
+        /// Sequences of the tokens.
+        batch batch,
+        /// State of every sequence.
+        state state,
+        /// Output.
+        write y,
+        /// Added to the output after its norm.
+        write bonus,
+        ;
+        /// Number of heads.
+        n_head: usize,
+    }
+}
+
+/// Smallest divisor of the key's norm in [`Wkv7`].
+pub const MIN_KEY_NORM: f32 = 1e-12;
+
+/// Factor on the sigmoid in the decay of [`Wkv7`]: `-e^-0.5`, with llama.cpp's digits.
+pub const WKV7_DECAY: f32 = -0.606_531;
+
+impl<T: Operand> Wkv7<T> {
+    /// Four multiplications per state value: the products with `u` and `r`, the decay, and the two
+    /// outer products that are added.
+    pub(super) fn work(&self) -> Work {
+        Work::new(self.r.desc().n_rows, (self.state.desc().n_cols as u64).saturating_mul(4))
+    }
+
+    /// Number of columns of a head.
+    #[must_use]
+    pub fn d_head(&self) -> usize {
+        self.r.desc().n_cols / self.n_head
+    }
+
+    pub(super) fn check(&self) -> Result<()> {
+        let c = Check("Wkv7");
+        let r = self.r.desc();
+        let (n, n_cols) = (r.n_rows, r.n_cols);
+        let divides = self.n_head > 0 && n_cols.is_multiple_of(self.n_head) && n_cols > 0;
+        c.require(divides, "n_head", format!("a divisor of {n_cols}"), self.n_head)?;
+        let all = [("r", &self.r), ("w", &self.w), ("k", &self.k), ("v", &self.v), ("a", &self.a)];
+        for (name, tensor) in all.into_iter().chain([("y", &self.y), ("bonus", &self.bonus)]) {
+            c.f32(name, tensor, n, n_cols)?;
+        }
+        c.maybe_f32("first", &self.first, n, n_cols)?;
+        c.maybe_f32("mix", &self.mix, n, n_cols)?;
+        let both = self.first.is_some() == self.mix.is_some();
+        c.require(both, "mix", "given together with `first`", "only one of them")?;
+        c.f32("vectors", &self.vectors, 4, n_cols)?;
+        let Some(cols) = self.d_head().checked_mul(n_cols) else {
+            return Err(Error::shape("Wkv7", "state", "a size that does not overflow", r));
+        };
+        c.f32("state", &self.state, self.state.desc().n_rows, cols)?;
+        c.at_least("state", &self.state, self.batch.shape.max_seqs, cols)?;
+        c.batch(&self.batch, n)
     }
 }

@@ -39,6 +39,16 @@ pub enum Activation {
         /// Clamping limit.
         limit: f32,
     },
+    /// Gate capped at `limit`, up clamped to `+-limit`, `h = silu(gate) * up` (Maple).
+    SwigluClamped {
+        /// Clamping limit.
+        limit: f32,
+    },
+    /// `h = min(silu(gate), limit) * up` with up clamped to `+-limit` (Step 3.5).
+    SiluClamped {
+        /// Clamping limit.
+        limit: f32,
+    },
 }
 
 impl Activation {
@@ -47,6 +57,19 @@ impl Activation {
     #[must_use]
     pub fn is_exactly_sparse(self) -> bool {
         matches!(self, Activation::Relu | Activation::Relu2)
+    }
+
+    /// The limit of up in gated blocks, and what is added to up after that; `None` without a limit.
+    #[must_use]
+    pub fn up_limit(self) -> Option<(f32, f32)> {
+        match self {
+            Activation::SwigluOai { limit, .. } => Some((limit, 1.0)),
+            Activation::SwigluClamped { limit } | Activation::SiluClamped { limit } => {
+                Some((limit, 0.0))
+            }
+            Activation::Relu | Activation::Relu2 | Activation::Silu => None,
+            Activation::Gelu | Activation::GeluErf => None,
+        }
     }
 }
 

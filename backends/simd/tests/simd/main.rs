@@ -120,8 +120,9 @@ fn dots_match_dequantised_values() {
 #[test]
 fn a_run_of_rows_gives_the_bits_of_each_row() {
     for kernels in all_kernels() {
-        for format in weight_formats() {
-            let (n, n_rows) = (11 * 32 * format.block_values().max(32) / 32, 9);
+        // Less than a tile, and one tile and a half.
+        for (format, n_blocks) in weight_formats().flat_map(|format| [(format, 11), (format, 24)]) {
+            let (n, n_rows) = (n_blocks * format.block_values().max(32), 9);
             let bytes = quantized(format, &random(n * n_rows, 5));
             let row_bytes = bytes.len() / n_rows;
             let (x, other) = (random(n, 6), random(n, 7));

@@ -6,7 +6,7 @@
 //! that share a key head. With more tokens a block processes a tile of tokens, and positions are
 //! split into several spans only if there are few tiles.
 
-use hal::op::{Attention, StoreKv};
+use hal::op::{Attention, StoreKv, Window};
 use hal::{Bytes, KV_BLOCK, Operand, Plan, Result, Tensor, TensorDesc};
 
 use crate::buffer::{Span, plain, plain_stride};
@@ -253,10 +253,14 @@ fn sizes(
     ];
     let heads =
         [split.d_head, split.d_value, row_words(&op.cache.k.desc()), row_words(&op.cache.v.desc())];
-    let window = op.window.map_or(0, |n| n.min(u32::MAX as usize));
-    let numbers = [&first[..], between, &heads, last, &[split.n_spans, window]].concat();
+    let numbers = [&first[..], between, &heads, last, &[split.n_spans]].concat();
     let mut args: Vec<Arg> = numbers.into_iter().map(word).collect();
-    args.extend([Arg::F32(op.scale), Arg::F32(op.softcap), alignment_bits(op, split)?]);
+    args.extend([
+        Arg::U32(Window::word(op.window)),
+        Arg::F32(op.scale),
+        Arg::F32(op.softcap),
+        alignment_bits(op, split)?,
+    ]);
     args.extend([&op.cache.k, &op.cache.v].map(|half| Arg::U32(cache_format(half.desc().format))));
     Ok(args)
 }
@@ -342,7 +346,7 @@ fn merge(
         word(split.n_head),
         word(split.d_value),
         word(split.n_spans),
-        word(op.window.map_or(0, |n| n.min(u32::MAX as usize))),
+        Arg::U32(Window::word(op.window)),
         word(split.d_value.next_power_of_two().clamp(32, MERGE_THREADS as usize)),
     ];
     let grid = [split.n_head, split.n_tokens, 1];

@@ -1,7 +1,7 @@
 //! Recurrent layers. Each independent part of the state belongs to one thread, or to a few threads
 //! of a block, which process the tokens in order.
 
-use hal::op::{GatedDelta, HeadMapping, ShortConv, SsmScan};
+use hal::op::{GatedDelta, HeadMapping, MIN_KEY_NORM, ShortConv, SsmScan, WKV7_DECAY, Wkv7};
 use hal::{Operand, Plan, Result, Tensor, TensorDesc};
 
 use crate::buffer::plain;
@@ -17,13 +17,16 @@ const MAX_KERNEL_SIZE: usize = 32;
 /// Maximum number of rows of a head's state (`gated_delta_512`).
 const MAX_D_K: usize = 512;
 
-/// Columns of a head's state per block of `gated_delta`.
+/// Columns of a head's state per block of `gated_delta` and `wkv7`.
 const DELTA_COLUMNS: usize = 32;
 
 /// Maximum number of states per channel.
 const MAX_STATES: usize = 512;
 /// Number of states that a thread of `ssm_scan` can hold.
 const STATES_HELD: usize = 16;
+
+/// Maximum number of columns of a head of `wkv7`; all models of RWKV-7 have 64.
+const MAX_WKV_HEAD: usize = 64;
 
 /// Threads per block of `short_conv` and `ssm_scan`.
 const BLOCK: u32 = 128;
@@ -129,8 +132,40 @@ pub(crate) fn ssm_scan(op: &SsmScan<Tensor>, out: &mut Lowering<'_>) -> Result<(
         word(d_head),
         word(d_state),
         word(lanes),
+        word(op.n_rates()),
     ];
     let grid = [x.n_cols.div_ceil(BLOCK as usize / lanes), shape.max_seqs, 1];
     out.launch(Unit::plain("ssm_scan"), "ssm_scan", grid, BLOCK, &args);
+    Ok(())
+}
+
+pub(crate) fn plan_wkv7(op: &Wkv7<TensorDesc>, _facts: &Facts) -> Plan {
+    plan_limited(op.d_head(), MAX_WKV_HEAD, "values per head")
+}
+
+pub(crate) fn wkv7(op: &Wkv7<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
+    let (shape, d) = (&op.batch.shape, op.d_head());
+    let args = [
+        ptr(plain(&op.r)?),
+        ptr(plain(&op.w)?),
+        ptr(plain(&op.k)?),
+        ptr(plain(&op.v)?),
+        ptr(plain(&op.a)?),
+        ptr(out.plain_or_null(op.first.as_ref())?),
+        ptr(out.plain_or_null(op.mix.as_ref())?),
+        ptr(plain(&op.vectors)?),
+        ptr(plain(&op.batch.words)?),
+        ptr(plain(&op.state)?),
+        ptr(plain(&op.y)?),
+        ptr(plain(&op.bonus)?),
+        word(shape.max_tokens),
+        word(op.r.desc().n_rows),
+        word(op.n_head),
+        word(d),
+        Arg::F32(WKV7_DECAY),
+        Arg::F32(MIN_KEY_NORM),
+    ];
+    let grid = [d.div_ceil(DELTA_COLUMNS), op.n_head, shape.max_seqs];
+    out.launch(Unit::plain("wkv7"), "wkv7", grid, 256, &args);
     Ok(())
 }

@@ -6,7 +6,7 @@
 //! results.
 
 use hal::format::Format;
-use hal::op::{Attention, StoreKv};
+use hal::op::{Attention, StoreKv, Window};
 use hal::{Batch, BatchShape, Bytes, KV_BLOCK, KvCache, Operand, Plan, Result, Tensor, TensorDesc};
 
 use super::elementwise::each_value;
@@ -217,7 +217,7 @@ pub(super) fn lower(op: &Attention<Tensor>, out: &mut Lowering<'_>) -> Result<()
         row_words(&op.cache.v.desc()),
         n_spans,
         span,
-        op.window.unwrap_or(0),
+        Window::word(op.window) as usize,
         usize::from(op.slopes.is_some()),
     ];
     let mut numbers: Vec<u32> = sizes.iter().map(|&n| u32::try_from(n).unwrap_or(0)).collect();
@@ -251,7 +251,7 @@ fn merge(
         d_value,
         n_spans,
         span,
-        op.window.unwrap_or(0),
+        Window::word(op.window) as usize,
         usize::from(op.sinks.is_some()),
     ];
     let bound = [partials, out.plain_or_dummy(op.sinks.as_ref())?, batch, plain(&op.y)?];

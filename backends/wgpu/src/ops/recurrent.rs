@@ -1,7 +1,7 @@
 //! Recurrent layers. One invocation, or [`SHARED`] invocations of a workgroup, own each independent
 //! part of the state and process the tokens in order.
 
-use hal::op::{GatedDelta, HeadMapping, ShortConv, SsmScan};
+use hal::op::{GatedDelta, HeadMapping, MIN_KEY_NORM, ShortConv, SsmScan, WKV7_DECAY, Wkv7};
 use hal::{Operand, Plan, Result, Tensor, TensorDesc};
 
 use super::elementwise::{each_value, each_value_u32, plan_bindings};
@@ -102,7 +102,7 @@ pub(super) fn ssm_scan(op: &SsmScan<Tensor>, out: &mut Lowering<'_>) -> Result<(
     let shape = &op.batch.shape;
     let (x, n_head) = (op.x.desc(), op.dt.desc().n_cols);
     let (d_head, d_state) = (x.n_cols / n_head, op.b.desc().n_cols / op.n_group);
-    let numbers = [shape.max_tokens, x.n_rows, n_head, op.n_group, d_head, d_state];
+    let numbers = [shape.max_tokens, x.n_rows, n_head, op.n_group, d_head, d_state, op.n_rates()];
     let spans = [
         plain(&op.x)?,
         plain(&op.dt)?,
@@ -120,6 +120,40 @@ pub(super) fn ssm_scan(op: &SsmScan<Tensor>, out: &mut Lowering<'_>) -> Result<(
     each_value(scan_source(d_state), n_workgroups * flat, &spans, &numbers, out)
 }
 
+pub(super) fn plan_wkv7(op: &Wkv7<TensorDesc>, facts: &Facts) -> Plan {
+    plan_bindings(&[("r", &op.r), ("state", &op.state)], facts)
+}
+
+/// An invocation keeps its rows of a column in registers, with three factors per row.
+fn wkv7_source(d: usize) -> Source {
+    Source::new("wkv7").set("SHARED", SHARED).set("ROWS", d.div_ceil(SHARED))
+}
+
+pub(super) fn wkv7(op: &Wkv7<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
+    let (shape, d) = (&op.batch.shape, op.d_head());
+    let has_first = usize::from(op.first.is_some());
+    let sizes = [shape.max_tokens, op.r.desc().n_rows, op.n_head, d, has_first];
+    let mut numbers: Vec<u32> = sizes.iter().map(|&n| n as u32).collect();
+    numbers.extend([WKV7_DECAY.to_bits(), MIN_KEY_NORM.to_bits()]);
+    let spans = [
+        plain(&op.r)?,
+        plain(&op.w)?,
+        plain(&op.k)?,
+        plain(&op.v)?,
+        plain(&op.a)?,
+        out.plain_or_dummy(op.first.as_ref())?,
+        out.plain_or_dummy(op.mix.as_ref())?,
+        plain(&op.vectors)?,
+        plain(&op.batch.words)?,
+        plain(&op.state)?,
+        plain(&op.y)?,
+        plain(&op.bonus)?,
+    ];
+    let flat = out.facts().tuning.flat as usize;
+    let n_workgroups = shape.max_seqs * op.n_head * d.div_ceil(flat / SHARED);
+    each_value_u32(wkv7_source(d), n_workgroups * flat, &spans, &numbers, out)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -129,7 +163,7 @@ mod tests {
     fn states_of_any_size_translate() {
         for n in [1, 64, 128, 200] {
             for [flat, _] in sizes() {
-                for source in [delta_source(n), scan_source(n)] {
+                for source in [delta_source(n), scan_source(n), wkv7_source(n)] {
                     for shared in [false, true] {
                         let source = source.clone().set("FLAT", flat);
                         translate(&source, shared).unwrap_or_else(|error| panic!("{n}: {error}"));

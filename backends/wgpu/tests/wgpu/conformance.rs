@@ -100,6 +100,7 @@ fn the_tuning_constants_of_every_vendor_conform() {
         "Program/",
         "GatedDelta",
         "SsmScan",
+        "Wkv7",
         "Sequences",
     ];
     let classes = Tuning::classes();

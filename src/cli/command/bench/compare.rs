@@ -71,6 +71,8 @@ pub(super) struct Comparison<'a> {
     /// Backend, remaining options and device limits of each engine already measured for the
     /// current model.
     measured: BTreeSet<(Option<&'static str>, String, Limits)>,
+    /// Whether a note said that a combination without a GPU is measured once.
+    noted_repeat: bool,
     /// The models, for the title of the plot.
     titles: Vec<String>,
     /// Number of engines compared with another one.
@@ -86,6 +88,7 @@ impl<'a> Comparison<'a> {
             plot: Plot::default(),
             first: Vec::new(),
             measured: BTreeSet::new(),
+            noted_repeat: false,
             titles: Vec::new(),
             n_compared: 0,
             mismatches: Vec::new(),
@@ -113,10 +116,15 @@ impl<'a> Comparison<'a> {
         let limits_text: Vec<_> =
             limits.iter().map(|(name, budget)| format!("{budget} on {name}")).collect();
         // Without a device, where layers are placed makes no difference.
-        let constraints = (!limits.is_empty()).then_some(devices.constraints);
+        let placed = (devices.constraints, devices.experts_on_cpu, devices.main);
+        let constraints = (!limits.is_empty()).then_some(placed);
         let others = format!("{others:?} {constraints:?}");
-        let is_new = self.measured.insert((devices.backend, others, limits));
-        if !is_new && !limits_text.is_empty() {
+        let backend = if limits.is_empty() { Some("cpu") } else { devices.backend };
+        let is_new = self.measured.insert((backend, others, limits));
+        if !is_new && limits_text.is_empty() && !std::mem::replace(&mut self.noted_repeat, true) {
+            terminal
+                .note("without a GPU, values that differ only in what GPUs do are measured once");
+        } else if !is_new && !limits_text.is_empty() {
             let limits_text = limits_text.join(", ");
             terminal.note(&format!(
                 "skipping a budget that is equivalent to an earlier one ({limits_text})"

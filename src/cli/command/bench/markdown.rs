@@ -9,6 +9,9 @@ use hal::format::Format;
 use runtime::{DeviceOptions, Sparsity};
 use std::num::NonZeroU32;
 
+/// Bytes per token that a processor's caches may hold.
+const MAX_CACHED: f64 = 64e6;
+
 /// A column: title, width in characters, alignment and cell text.
 #[derive(Clone, Copy, Debug)]
 struct Column {
@@ -106,7 +109,7 @@ impl Columns {
             right("MB/token", 9, |row| {
                 row.bytes_per_token().map_or_else(String::new, |b| format!("{:.1}", b / 1e6))
             }),
-            right("bandwidth", 9, |row| percent(row.bandwidth_share())),
+            right("bandwidth", 9, bandwidth),
         ]);
         Columns(columns)
     }
@@ -123,6 +126,16 @@ impl Columns {
 
     pub(super) fn row(&self, row: &Row<'_>) -> String {
         line(self.0.iter().map(|c| pad_cell(c, &(c.value)(row))))
+    }
+}
+
+/// Share of the memory bandwidth; `cache` for weights that the processor's caches hold.
+fn bandwidth(row: &Row<'_>) -> String {
+    match row.bandwidth_share() {
+        Some(share) if share > 1.0 && row.bytes_per_token() < Some(MAX_CACHED) => {
+            "cache".to_owned()
+        }
+        share => percent(share),
     }
 }
 

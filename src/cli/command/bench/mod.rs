@@ -39,14 +39,15 @@ const MAX_DRIFT: f64 = 0.05;
 pub(crate) fn run(setup: &BenchSetup<'_>, terminal: &Terminal) -> Result<(), Failure> {
     compare::check_devices(setup, terminal)?;
     let trace = Trace::open(setup.args.trace.as_deref())?;
+    let interrupt = Interrupt::install()?;
     let mut bench = Bench {
         trace: &trace,
         comparison: Comparison::new(setup),
         computation: &setup.computations[0],
         setup,
         terminal,
-        observer: terminal.observer(),
-        interrupt: Interrupt::install()?,
+        observer: terminal.stoppable_observer(&interrupt),
+        interrupt,
         tests: tests(setup.args),
         report: Report::new(setup),
         bandwidths: BTreeMap::new(),

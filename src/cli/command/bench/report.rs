@@ -1,10 +1,11 @@
 //! Prints the results in one of llama-bench's five formats, one row at a time.
 
 use super::markdown::Columns;
-use super::row::{BUILD, Row, Value};
+use super::row::{Row, Value};
 use crate::cli::args::{BenchSetup, OutputFormat};
 use crate::cli::failure::Failure;
 use crate::cli::output::Output;
+use crate::cli::version::BUILD;
 use std::io::Write;
 
 /// Prints rows on standard output and, if requested, on standard error.
@@ -97,7 +98,7 @@ impl Printer {
 
     fn end(&self) -> String {
         match (self.format, self.n_rows) {
-            (OutputFormat::Md, 1..) => format!("\nbuild: {BUILD} (0)\n"),
+            (OutputFormat::Md, 1..) => format!("\nbuild: {} (0)\n", *BUILD),
             (OutputFormat::Json, 1..) => "\n]\n".to_owned(),
             (OutputFormat::Md | OutputFormat::Json, 0)
             | (OutputFormat::Csv | OutputFormat::Jsonl | OutputFormat::Sql, _) => String::new(),

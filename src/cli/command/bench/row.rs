@@ -4,6 +4,7 @@ use super::facts::Facts;
 use crate::bench::{Measurement, Test, mean, standard_deviation};
 use crate::cli::args::{mask, policy_name};
 use crate::cli::date::iso_8601;
+use crate::cli::version::BUILD;
 use crate::engine::UnionStats;
 use hal::Bytes;
 use std::time::{Duration, SystemTime};
@@ -100,7 +101,7 @@ impl Row<'_> {
     fn configuration(&self) -> Vec<(&'static str, Value)> {
         let facts = self.facts;
         vec![
-            ("build_commit", text(BUILD)),
+            ("build_commit", text(&BUILD)),
             ("build_number", int(0)),
             ("cpu_info", text(&facts.cpu_info)),
             ("gpu_info", text(&facts.devices.descriptions.join(", "))),
@@ -122,7 +123,8 @@ impl Row<'_> {
             ("split_mode", text("none")),
             ("main_gpu", int(facts.devices.main as u64)),
             ("no_kv_offload", Value::Bool(facts.devices.cache_on_cpu)),
-            ("flash_attn", Value::Bool(false)),
+            // No backend stores the scores of a whole prompt.
+            ("flash_attn", Value::Bool(true)),
             ("devices", text(&facts.device_names())),
             ("tensor_split", text("0.00")),
             ("tensor_buft_overrides", text(&facts.devices.overrides)),
@@ -195,9 +197,6 @@ impl Row<'_> {
         ]
     }
 }
-
-/// Name and version of this program, printed instead of llama-bench's commit.
-pub(super) const BUILD: &str = concat!(env!("CARGO_PKG_NAME"), "-", env!("CARGO_PKG_VERSION"));
 
 fn text(text: &str) -> Value {
     Value::Text(Some(text.to_owned()))

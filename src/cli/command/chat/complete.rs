@@ -6,10 +6,13 @@ use rustyline::highlight::Highlighter;
 use rustyline::hint::Hinter;
 use rustyline::validate::Validator;
 use rustyline::{Context, Helper, Result};
+use std::cell::Cell;
 
 /// Completes lines that begin with `/`. Other lines are text, where Tab does nothing.
 pub(super) struct CommandCompleter {
     files: FilenameCompleter,
+    /// Whether the line that is being edited has text.
+    has_text: Cell<bool>,
 }
 
 impl std::fmt::Debug for CommandCompleter {
@@ -20,7 +23,17 @@ impl std::fmt::Debug for CommandCompleter {
 
 impl CommandCompleter {
     pub(super) fn new() -> Self {
-        Self { files: FilenameCompleter::new() }
+        Self { files: FilenameCompleter::new(), has_text: Cell::new(false) }
+    }
+
+    /// Forgets the last line.
+    pub(super) fn begin(&self) {
+        self.has_text.set(false);
+    }
+
+    /// Whether the last line had text when it was ended.
+    pub(super) fn has_text(&self) -> bool {
+        self.has_text.get()
     }
 }
 
@@ -67,6 +80,12 @@ impl Completer for CommandCompleter {
 
 impl Hinter for CommandCompleter {
     type Hint = String;
+
+    /// Called after each change of the line; gives no hint.
+    fn hint(&self, line: &str, _pos: usize, _context: &Context<'_>) -> Option<String> {
+        self.has_text.set(!line.is_empty());
+        None
+    }
 }
 
 impl Highlighter for CommandCompleter {}

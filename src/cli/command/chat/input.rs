@@ -37,8 +37,11 @@ enum Source {
 pub(crate) enum InputLine {
     /// A message or a command.
     Text(String),
-    /// Ctrl-C, pressed at the prompt or since the last answer.
+    /// Ctrl-C, pressed at an empty prompt or since the last answer.
     Interrupted,
+    /// Ctrl-C in a line with text or in a message of several lines, which is dropped; or Ctrl-D
+    /// before the quotes that end a message.
+    Dropped,
     /// Ctrl-D, or the end of the input.
     End,
 }
@@ -69,9 +72,15 @@ impl Input {
             let first = message.n == 0;
             let line = match self.line(first, interrupt)? {
                 InputLine::Text(line) => line,
+                InputLine::End if message.is_quoted && self.is_interactive() => {
+                    return Ok(InputLine::Dropped);
+                }
                 // The input ended before the continuation line: return the lines so far.
                 InputLine::End if !first => return Ok(InputLine::Text(message.text)),
-                other @ (InputLine::End | InputLine::Interrupted) => return Ok(other),
+                InputLine::Interrupted if !first => return Ok(InputLine::Dropped),
+                other @ (InputLine::End | InputLine::Interrupted | InputLine::Dropped) => {
+                    return Ok(other);
+                }
             };
             if message.push(&line) {
                 self.remember(&message.text);
@@ -83,12 +92,16 @@ impl Input {
     fn line(&mut self, first: bool, interrupt: &Interrupt) -> Result<InputLine, Failure> {
         match &mut self.source {
             Source::Editor(editor, _) => {
+                editor.helper().iter().for_each(|helper| helper.begin());
                 let read = editor.readline(if first { "> " } else { ". " });
                 interrupt.clear();
                 match read {
                     Ok(line) => Ok(InputLine::Text(line)),
                     Err(ReadlineError::Eof) => Ok(InputLine::End),
-                    Err(ReadlineError::Interrupted) => Ok(InputLine::Interrupted),
+                    Err(ReadlineError::Interrupted) => {
+                        let typed = editor.helper().is_some_and(CommandCompleter::has_text);
+                        Ok(if typed { InputLine::Dropped } else { InputLine::Interrupted })
+                    }
                     Err(e) => Err(unreadable().caused_by(&e)),
                 }
             }
@@ -135,12 +148,22 @@ impl MessageLines {
     fn push(&mut self, line: &str) -> bool {
         let first = self.n == 0;
         self.n += 1;
-        let quoted = line.trim_start().strip_prefix(QUOTES).filter(|_| first);
-        self.is_quoted |= quoted.is_some();
-        let line = quoted.unwrap_or(line);
+        let quoted = line
+            .split_once(QUOTES)
+            .filter(|(before, _)| first && ["", "/system", "/set system"].contains(&before.trim()));
+        let line = match quoted {
+            Some((command, line)) => {
+                self.is_quoted = true;
+                if !command.trim().is_empty() {
+                    self.text.push_str("/system ");
+                }
+                line
+            }
+            None => line,
+        };
         if self.is_quoted {
             // A line break beside the quotes is not part of the message.
-            if self.n > 1 && !self.text.is_empty() {
+            if self.n > 1 && !self.text.is_empty() && self.text != "/system " {
                 self.text.push('\n');
             }
             let end = line.trim_end().strip_suffix(QUOTES);
@@ -255,6 +278,8 @@ mod tests {
         complete(&["\"\"\"one line\"\"\""], "one line");
         complete(&["\"\"\"a", "", "  b", "c\"\"\""], "a\n\n  b\nc");
         complete(&["\"\"\"", "fn a() {\\", "}", "\"\"\" "], "fn a() {\\\n}");
+        complete(&["/set system \"\"\"You are", "Bob\"\"\""], "/system You are\nBob");
+        complete(&["/system \"\"\"", "Be brief", "\"\"\""], "/system Be brief");
         assert_eq!(message(&["\"\"\"a", "/help"], false), ("a\n/help".to_owned(), false));
         assert_eq!(message(&["a", "b\\"], true), ("a\nb".to_owned(), true));
         assert_eq!(message(&["/help"], true), ("/help".to_owned(), true));

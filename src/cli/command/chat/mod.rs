@@ -19,11 +19,7 @@ use crate::cli::terminal::Terminal;
 use input::{Input, InputLine};
 pub(crate) use run_or_chat::run_or_chat;
 use slash::EnteredLine;
-use std::time::{Duration, Instant};
 use turn::{Chat, TurnEnd};
-
-/// Longest time between two presses of Ctrl-C that exit.
-const TWICE: Duration = Duration::from_secs(2);
 
 /// Holds a conversation: with a line editor on a terminal, otherwise with one message per line of
 /// standard input.
@@ -42,8 +38,7 @@ pub(crate) fn run(args: &RunArgs, terminal: &Terminal) -> Result<(), Failure> {
     let mut input = Input::open(&args.conversation, terminal);
     let interrupt = Interrupt::install()?;
     let trace = Trace::open(args.trace.as_deref())?;
-    let learning = args.auto_profile.then_some(&interrupt);
-    let mut ready = run::load_model(&args.model, learning, terminal)?;
+    let mut ready = run::load_model(&args.model, args.auto_profile, &interrupt, terminal)?;
     if interrupt.is_set() {
         return Err(Failure::interrupted());
     }
@@ -72,8 +67,7 @@ pub(super) fn answer_one_message(args: &RunArgs, terminal: &Terminal) -> Result<
     };
     let interrupt = Interrupt::install()?;
     let trace = Trace::open(args.trace.as_deref())?;
-    let learning = args.auto_profile.then_some(&interrupt);
-    let mut ready = run::load_model(&args.model, learning, terminal)?;
+    let mut ready = run::load_model(&args.model, args.auto_profile, &interrupt, terminal)?;
     trace.watch(&mut ready.engine, "chat");
     let load = ready.load;
     let mut chat = Chat::new(args, ready, terminal)?;
@@ -99,7 +93,7 @@ fn converse(
     let mut first = args.prompt.clone();
     // With -p and without a terminal, the command exits after one answer.
     let once = args.conversation.single_turn || first.is_some() && !interactive;
-    let mut last_interrupt: Option<Instant> = None;
+    let mut interrupted = false;
     loop {
         let line = match first.take() {
             Some(text) if text.trim().is_empty() => EnteredLine::Empty,
@@ -112,20 +106,21 @@ fn converse(
             None => match input.next(interrupt)? {
                 InputLine::Text(text) => slash::read(&text),
                 InputLine::Interrupted if !interactive => return Err(Failure::interrupted()),
-                // Two in a row exit, as in llama-cli. A later one drops the line that was typed.
-                InputLine::Interrupted
-                    if last_interrupt.is_some_and(|last| last.elapsed() < TWICE) =>
-                {
-                    return Ok(());
-                }
+                // Two in a row at an empty line exit, as in llama-cli.
+                InputLine::Interrupted if interrupted => return Ok(()),
                 InputLine::Interrupted => {
-                    last_interrupt = Some(Instant::now());
-                    chat.terminal.print_unlabelled("Ctrl-C twice, Ctrl-D or /exit exits");
+                    interrupted = true;
+                    chat.terminal.print_unlabelled("Ctrl-C again, Ctrl-D or /exit exits");
+                    continue;
+                }
+                InputLine::Dropped => {
+                    interrupted = false;
                     continue;
                 }
                 InputLine::End => return Ok(()),
             },
         };
+        interrupted = false;
         let answered = match &line {
             EnteredLine::Save(path) => saved::save(chat, path).map(|()| TurnEnd::Command),
             EnteredLine::Load(path) => saved::load(chat, path).map(|()| TurnEnd::Command),
@@ -184,12 +179,12 @@ fn command(chat: &mut Chat<'_>, line: &EnteredLine) {
             terminal.print_unlabelled("the system message was set");
         }
         EnteredLine::System(None) => match &chat.conversation.system {
-            Some(text) => terminal.print_unlabelled(text),
+            Some(text) => text.lines().for_each(|line| terminal.print_unlabelled(line)),
             None => terminal.print_unlabelled("there is no system message"),
         },
         EnteredLine::Set(None) => terminal.print_unlabelled(&chat.settings().settings_line()),
         EnteredLine::Set(Some((key, value))) => match chat.set(key, value) {
-            Ok(()) => {}
+            Ok(()) => terminal.print_unlabelled(&format!("{key} is {value} now")),
             Err(why) => terminal.print_unlabelled(&why),
         },
         EnteredLine::Show => terminal.print_unlabelled(&chat.banner()),

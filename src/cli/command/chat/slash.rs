@@ -59,12 +59,18 @@ pub(crate) fn read(text: &str) -> EnteredLine {
         "help" | "?" => EnteredLine::Help,
         // ollama's `/show info`.
         "show" => EnteredLine::Show,
-        "system" => EnteredLine::System(given),
+        "system" => EnteredLine::System(given.map(|text| unquoted(&text))),
         "save" => with_file(word, given, EnteredLine::Save),
         "load" => with_file(word, given, EnteredLine::Load),
         "set" => set(rest),
         _ => EnteredLine::Wrong(format!("unknown command /{word}; /help lists all")),
     }
+}
+
+/// The text without quotes around it.
+fn unquoted(text: &str) -> String {
+    let inner = text.strip_prefix('"').and_then(|text| text.strip_suffix('"'));
+    inner.filter(|inner| !inner.contains('"')).unwrap_or(text).to_owned()
 }
 
 fn with_file(
@@ -84,12 +90,18 @@ fn set(rest: &str) -> EnteredLine {
     match rest.split_once(char::is_whitespace) {
         _ if rest.is_empty() => EnteredLine::Set(None),
         // ollama's form.
-        Some(("system", text)) => EnteredLine::System(Some(text.trim().to_owned())),
+        Some(("system", text)) => EnteredLine::System(Some(unquoted(text.trim()))),
+        Some(("format", _)) => {
+            EnteredLine::Wrong("-j '{}' when the program starts makes answers JSON".to_owned())
+        }
         Some((key, value)) => EnteredLine::Set(Some((key.to_owned(), value.trim().to_owned()))),
         // ollama's forms.
         None if rest == "verbose" => EnteredLine::Set(Some(("timings".into(), "on".into()))),
         None if rest == "quiet" => EnteredLine::Set(Some(("timings".into(), "off".into()))),
-        None => EnteredLine::Wrong(format!("/set {rest} needs a value")),
+        None => match rest.split_once('=') {
+            Some((key, value)) => EnteredLine::Set(Some((key.to_owned(), value.to_owned()))),
+            None => EnteredLine::Wrong(format!("/set {rest} needs a value")),
+        },
     }
 }
 
@@ -137,6 +149,8 @@ mod tests {
             ("/? shortcuts", EnteredLine::Help),
             ("/show info", EnteredLine::Show),
             ("/set system Be brief", EnteredLine::System(Some("Be brief".into()))),
+            ("/set system \"Be brief\"", EnteredLine::System(Some("Be brief".into()))),
+            ("/set temp=1", EnteredLine::Set(Some(("temp".into(), "1".into())))),
             ("/bye", EnteredLine::Exit),
             ("/stats", EnteredLine::Stats),
             ("/set verbose", EnteredLine::Set(Some(("timings".into(), "on".into())))),

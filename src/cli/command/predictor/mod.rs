@@ -12,7 +12,7 @@ use crate::cli::failure::{Exit, Failure};
 use crate::cli::interrupt::Interrupt;
 use crate::cli::output::Output;
 use crate::cli::progress;
-use crate::cli::terminal::Terminal;
+use crate::cli::terminal::{Terminal, counted};
 use crate::engine::{Engine, EngineOptions, ObservedBlock, Sparsity};
 use crate::learned;
 use crate::model::Model;
@@ -27,6 +27,7 @@ use runtime::{Opened, Runtime};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 use text::Windows;
 
 /// Maximum bytes of activations recorded in one pass over the text; limits the layers per pass.
@@ -193,8 +194,12 @@ impl TrainingJob<'_> {
             * size_of::<predictor::Contribution>();
         let each = windows.n_tokens() * (hyper.n_embd * size_of::<f32>() + parts);
         let at_once = (MAX_RECORDED / each.max(1)).max(1);
+        let (start, begun) = (Instant::now(), maker.layers().len());
         while maker.layers().len() < hyper.n_layer {
             let first = maker.layers().len();
+            if begun < first && first <= begun + at_once {
+                self.note_rest(start.elapsed() / (first - begun) as u32, first);
+            }
             let layers = first..hyper.n_layer.min(first + at_once);
             let seen = self.read(&mut engine, windows, layers.clone(), |o| o.x);
             let seen = seen.inspect_err(|failure| self.note_interrupted(failure, first))?;
@@ -234,7 +239,9 @@ impl TrainingJob<'_> {
     ) -> Result<Vec<[Observations; 2]>, Failure> {
         let (model, n_ff) = (self.model, self.model.neurons());
         let seen = |i: usize| {
-            Observations::new(model.ffn_kind, model.activation, model.hyper.n_embd, n_ff[i])
+            let ffn = model.layers[i].ffn.as_ref();
+            let activation = ffn.map_or(model.activation, |ffn| ffn.activation);
+            Observations::new(model.ffn_kind, activation, model.hyper.n_embd, n_ff[i])
         };
         let mut all: Vec<[Observations; 2]> = layers.clone().map(|i| [seen(i), seen(i)]).collect();
         let Range { start, end } = layers;
@@ -320,6 +327,18 @@ impl TrainingJob<'_> {
         bar.set_position(((layer + 1) * STEPS) as u64);
         bar.suspend(|| self.terminal.detail(&format!("layer {layer}: {what} ready")));
         Ok(())
+    }
+
+    /// Notes how long the layers from `first` on will take, if it is long.
+    fn note_rest(&self, per_layer: Duration, first: usize) {
+        let n = self.model.hyper.n_layer - first;
+        let minutes = (per_layer * n as u32).as_secs().div_ceil(60);
+        if minutes > 1 {
+            self.terminal.note(&format!(
+                "about {minutes} minutes for the other {}; Ctrl-C keeps the finished layers, and the same command resumes",
+                counted(n, "layer")
+            ));
+        }
     }
 
     fn note_interrupted(&self, failure: &Failure, n_layers: usize) {

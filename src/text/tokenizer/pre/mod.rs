@@ -74,7 +74,7 @@ static TABLE: &[Pre] = &[
             &[Words(LLAMA3)],
         )
     },
-    pre(&["dbrx", "smaug-bpe", "glm4", "chatglm-bpe"], &[Words(LLAMA3)]),
+    pre(&["dbrx", "smaug-bpe", "glm4", "glm5", "chatglm-bpe"], &[Words(LLAMA3)]),
     pre(&["jais-2"], &[Runs(LLAMA3)]),
     pre(
         &[

@@ -151,6 +151,8 @@ pub(super) fn rule_args(op: &SparseFfn<Tensor>) -> [Arg; 6] {
         Activation::Gelu => (3, 0.0, 0.0),
         Activation::GeluErf => (4, 0.0, 0.0),
         Activation::SwigluOai { alpha, limit } => (5, alpha, limit),
+        Activation::SwigluClamped { limit } => (6, 1.0, limit),
+        Activation::SiluClamped { limit } => (7, 0.0, limit),
     };
     let skip = match op.skip {
         Skip::Never => 0,

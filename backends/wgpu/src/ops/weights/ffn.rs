@@ -138,6 +138,8 @@ pub(super) fn activation_codes(activation: Activation) -> (u32, f32, f32) {
         Activation::Gelu => (3, 0.0, 0.0),
         Activation::GeluErf => (4, 0.0, 0.0),
         Activation::SwigluOai { alpha, limit } => (5, alpha, limit),
+        Activation::SwigluClamped { limit } => (6, 1.0, limit),
+        Activation::SiluClamped { limit } => (7, 0.0, limit),
     }
 }
 
