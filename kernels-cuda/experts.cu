@@ -77,13 +77,13 @@ EXPORT(experts_pairs)
 KERNEL(experts_hidden)(float* tests, const float* ups, const float* threshold, const float* group_weight,
                        const unsigned* starts, const unsigned* pairs, const unsigned* of_pairs, unsigned* counts,
                        unsigned h_cols, unsigned n_group, unsigned kind, unsigned activation, unsigned skip, float alpha,
-                       float limit, float cap) {
+                       float slope, float cap) {
     SHARED(unsigned, n_carried, 1);
     const unsigned t = thread(), pair = block_index().y;
     if (pair >= pairs[n_group]) return;
     if (t == 0) n_carried[0] = 0;
     barrier();
-    const FfnRule rule = {kind, activation, skip, alpha, cap};
+    const FfnRule rule = {kind, activation, skip, alpha, slope, cap};
     const unsigned token = of_pairs[pair] & 0xffffu, g = of_pairs[pair] >> 16;
     const float by = group_weight[(size_t)token * n_group + g];
     for (unsigned k = 0; k < 4; k++) {
@@ -94,7 +94,7 @@ KERNEL(experts_hidden)(float* tests, const float* ups, const float* threshold, c
         unsigned word = DROPPED;
         if (row < starts[g + 1]) {
             const float test = tests[at];
-            if (!is_dropped(rule, test, threshold != nullptr ? threshold[row] : limit, 0.0f)) {
+            if (!is_dropped(rule, test, threshold != nullptr ? threshold[row] : 0.0f, 0.0f)) {
                 word = carried_word(by * neuron(rule, test, ups[at]));
                 atomic_add(n_carried, 1u);
             }

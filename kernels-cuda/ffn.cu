@@ -66,12 +66,12 @@ EXPORT(ffn_cut)
 KERNEL(ffn_hidden)(float* tests, const float* ups, const unsigned* mask, const float* threshold,
                    const float* group_weight, const unsigned* starts, const float* cuts, unsigned* counts,
                    unsigned n_rows, unsigned words, unsigned first_token, unsigned n_group, unsigned kind,
-                   unsigned activation, unsigned skip, float alpha, float limit, float cap) {
+                   unsigned activation, unsigned skip, float alpha, float slope, float cap) {
     SHARED(unsigned, n_carried, 1);
     const unsigned t = thread(), token = block_index().y, member = first_token + token;
     if (t == 0) n_carried[0] = 0;
     barrier();
-    const FfnRule rule = {kind, activation, skip, alpha, cap};
+    const FfnRule rule = {kind, activation, skip, alpha, slope, cap};
     const float cut = skip == 3 ? cuts[token] : 0.0f;
     for (unsigned k = 0; k < 4; k++) {
         const unsigned row = (4 * block_index().x + k) * 256 + t;
@@ -82,7 +82,7 @@ KERNEL(ffn_hidden)(float* tests, const float* ups, const unsigned* mask, const f
         if (words) by = (float)(mask[(size_t)row * words + member / 32] >> (member % 32) & 1u);
         if (n_group) by *= group_weight[(size_t)token * n_group + group_of(starts, n_group, row)];
         unsigned word = DROPPED;
-        if (by != 0.0f && !is_dropped(rule, test, threshold ? threshold[row] : limit, cut)) {
+        if (by != 0.0f && !is_dropped(rule, test, threshold ? threshold[row] : 0.0f, cut)) {
             word = carried_word(by * neuron(rule, test - cut, ups[at]));
             atomic_add(n_carried, 1u);
         }

@@ -50,7 +50,6 @@ struct FfnStep {
     // With experts, the number of rows of the largest expert; otherwise 0.
     unsigned most_rows;
     FfnRule rule;
-    float limit;
 };
 
 // A neuron: its index in the list, row and expert.
@@ -139,7 +138,7 @@ static DEVICE void finish_neuron(const FfnStep& p, unsigned row, unsigned my_tok
                                  const float (&known_ups)[T], bool ups_are_known, unsigned lane, const Rows& x,
                                  unsigned* carried) {
     const bool here = row < p.n_rows;
-    const float limit = here && p.threshold != nullptr ? p.threshold[row] : p.limit;
+    const float limit = here && p.threshold != nullptr ? p.threshold[row] : 0.0f;
     if (by != 0.0f && is_dropped(p.rule, test, limit, 0.0f)) by = 0.0f;
     float ups[T];
 #pragma unroll
@@ -222,10 +221,10 @@ KERNEL_OF(128, BLOCKS, ffn_one)
  const float* bias_up, const unsigned* ids, const unsigned* count, const unsigned* members, const float* threshold,
  const float* group_weight, const unsigned* starts, unsigned* h, unsigned* counts, unsigned n_rows, unsigned row_words,
  unsigned n_cols, unsigned, unsigned lanes, unsigned capacity, unsigned words, unsigned bit, unsigned n_group,
- unsigned most_rows, unsigned kind, unsigned activation, unsigned skip, float alpha, float limit, float cap) {
+ unsigned most_rows, unsigned kind, unsigned activation, unsigned skip, float alpha, float slope, float cap) {
     const FfnStep step = {{test, bias_test}, {up, bias_up}, tables, x, ids, count, members, threshold, group_weight, starts,
                           h, counts, n_rows, row_words, n_cols, 1, lanes, capacity, words, bit, n_group, most_rows,
-                          {kind, activation, skip, alpha, cap}, limit};
+                          {kind, activation, skip, alpha, slope, cap}};
     ffn_few_tokens<1>(step);
 }
 EXPORT(ffn_one)
@@ -236,10 +235,10 @@ KERNEL_OF(128, BLOCKS, ffn_few)
  const float* bias_up, const unsigned* ids, const unsigned* count, const unsigned* members, const float* threshold,
  const float* group_weight, const unsigned* starts, unsigned* h, unsigned* counts, unsigned n_rows, unsigned row_words,
  unsigned n_cols, unsigned n_tokens, unsigned lanes, unsigned capacity, unsigned words, unsigned bit, unsigned n_group,
- unsigned most_rows, unsigned kind, unsigned activation, unsigned skip, float alpha, float limit, float cap) {
+ unsigned most_rows, unsigned kind, unsigned activation, unsigned skip, float alpha, float slope, float cap) {
     const FfnStep step = {{test, bias_test}, {up, bias_up}, tables, x, ids, count, members, threshold, group_weight, starts,
                           h, counts, n_rows, row_words, n_cols, n_tokens, lanes, capacity, words, bit, n_group, most_rows,
-                          {kind, activation, skip, alpha, cap}, limit};
+                          {kind, activation, skip, alpha, slope, cap}};
     ffn_few_tokens<4>(step);
 }
 EXPORT(ffn_few)

@@ -250,8 +250,33 @@ def rwkv7(w):
     return m
 
 
+def apertus(w):
+    """Blocks without a gate; the activation has other numbers in each layer."""
+    m = Model("apertus", "apertus", w, 2, xielu__alpha_n=[0.8, -0.4], xielu__alpha_p=[0.3, 1.1], xielu__beta=[0.5, 0.7],
+              xielu__eps=[-1e-6, -1e-6])
+    m.ends()
+    for blk in (f"blk.{i}." for i in range(2)):
+        m.norms(blk, "attn_norm", "ffn_norm")
+        m.attention(blk)
+        m.qk_norms(blk)
+        m.dense(blk, gate=False)
+    return m
+
+
+def arctic(w):
+    """A dense block after attention, beside experts that read the layer's input."""
+    m = Model("arctic", "arctic", w, 2, expert_count=4, expert_used_count=2, feed_forward_length=12)
+    m.ends()
+    for blk in (f"blk.{i}." for i in range(2)):
+        m.norms(blk, "attn_norm", "ffn_norm", "ffn_norm_exps")
+        m.attention(blk)
+        m.dense(blk, n=WIDTH)
+        m.experts(blk, 4, 12, selection=False)
+    return m
+
+
 def models(weights):
     """Every model; `weights(seed)` makes its random tensors."""
-    builders = [mamba, jamba, plamo2, falcon_h1, llama4, grok, muse_glimmer, cohere2moe, rwkv7, step35, maple]
+    builders = [mamba, jamba, plamo2, falcon_h1, llama4, grok, muse_glimmer, cohere2moe, rwkv7, step35, maple, apertus, arctic]
     for seed, build in enumerate(builders, start=300):
         yield build(weights(seed))

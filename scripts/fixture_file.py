@@ -1,10 +1,11 @@
-"""Shared by all fixtures of tests/families: the vocabulary in the model file, the files of token ids and logits, gzip."""
-import gzip
+"""Shared by all fixtures of tests/families: the vocabulary in the model file, the files of token ids and logits."""
 import json
 from pathlib import Path
 
 import gguf
 import numpy as np
+
+from byte_planes import pack
 
 OUT = Path(__file__).resolve().parent.parent / "tests/families"
 # A byte-level vocabulary: the printable characters, space, newline, one merged token, and two special tokens.
@@ -61,31 +62,3 @@ def write_runs(path, runs, **facts):
     path.write_text(text + "\n")
     for file in [path.with_suffix(".gguf"), path.with_suffix(".logits")]:
         pack(file)
-
-
-def pack(path):
-    """Replaces the file `path` with `path.planes.gz`, which the repository stores: the bytes at every second position of
-    a model, and at every fourth of logits, because the bytes of F16 weights and F32 logits compress better apart."""
-    import zopfli.gzip  # only the programs that write fixtures need it
-
-    data, width = path.read_bytes(), plane_width(path.name)
-    planes = b"".join(data[first::width] for first in range(width))
-    path.with_name(f"{path.name}.planes.gz").write_bytes(zopfli.gzip.compress(planes))
-    path.unlink()
-
-
-def plane_width(name):
-    return 4 if name.endswith(".logits") else 2
-
-
-def unpack(path, folder):
-    """Writes the content of a compressed file to `folder`, and returns the new path."""
-    name, planes = path.name.removesuffix(".planes.gz"), gzip.decompress(path.read_bytes())
-    data, width, at = bytearray(len(planes)), plane_width(name), 0
-    for first in range(width):
-        n = len(data[first::width])
-        data[first::width] = planes[at:at + n]
-        at += n
-    to = Path(folder) / name
-    to.write_bytes(data)
-    return to

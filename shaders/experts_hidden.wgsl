@@ -25,7 +25,7 @@ struct Params {
     activation: u32,
     skip: u32,
     alpha: f32,
-    limit: f32,
+    slope: f32,
     cap: f32,
 }
 var<immediate> p: Params;
@@ -52,11 +52,11 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         var word = DROPPED;
         if (row < starts[p.at_starts + g + 1u]) {
             let test = bitcast<f32>(tests[p.at_tests + at]);
-            var limit = p.limit;
+            var limit = 0.0;
             if (p.has_threshold != 0u) { limit = threshold[p.at_threshold + row]; }
             if (!is_dropped(test, limit, 0.0)) {
                 let by = group_weight[p.at_group_weight + token * p.n_group + g];
-                word = carried(by * neuron(p.kind, p.activation, test, ups[p.at_ups + at], p.alpha, p.cap));
+                word = carried(by * neuron(p.kind, p.activation, test, ups[p.at_ups + at], p.alpha, p.slope, p.cap));
                 atomicAdd(&n_carried, 1u);
             }
         }

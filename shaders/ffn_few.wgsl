@@ -51,8 +51,7 @@ struct Params {
     activation: u32,
     skip: u32,
     alpha: f32,
-    // Threshold of ops without thresholds per row, and the cap of the activation.
-    limit: f32,
+    slope: f32,
     cap: f32,
     gate_words: u32,
     up_words: u32,
@@ -100,7 +99,7 @@ fn main(
         }
         let here = row >= p.first && row - p.first < p.n;
         let local = select(0u, row - p.first, here);
-        let limit = select(p.limit, threshold[p.at_threshold + select(0u, row, here)], (p.has & 4u) != 0u);
+        let limit = select(0.0, threshold[p.at_threshold + select(0u, row, here)], (p.has & 4u) != 0u);
         for (var token = 0u; token < p.n_tokens; token += TOKENS) {
             var wanted = false;
             for (var j = 0u; j < TOKENS; j++) { wanted = wanted || (here && factor(i, row, token + j) != 0.0); }
@@ -124,7 +123,7 @@ fn main(
                 let test = pick(tests, lane);
                 var word = DROPPED;
                 if (by != 0.0 && !is_dropped(test, limit, 0.0)) {
-                    word = carried(by * neuron(kind, p.activation, test, pick(ups, lane), p.alpha, p.cap));
+                    word = carried(by * neuron(kind, p.activation, test, pick(ups, lane), p.alpha, p.slope, p.cap));
                     atomicAdd(&counts[p.at_counts + token + lane], 1u);
                 }
                 h[p.at_h + (token + lane) * p.n_rows + row] = word;

@@ -31,7 +31,7 @@ struct Params {
     activation: u32,
     skip: u32,
     alpha: f32,
-    limit: f32,
+    slope: f32,
     cap: f32,
 }
 var<immediate> p: Params;
@@ -56,12 +56,12 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         var by = 1.0;
         if (p.words != 0u) { by = f32(mask[p.at_mask + row * p.words + token / 32u] >> (token % 32u) & 1u); }
         if (p.n_group != 0u) { by *= group_weight[p.at_group_weight + token * p.n_group + group_of(row)]; }
-        var limit = p.limit;
+        var limit = 0.0;
         if (p.has_threshold != 0u) { limit = threshold[p.at_threshold + row]; }
         var word = DROPPED;
         if (by != 0.0 && !is_dropped(test, limit, cut)) {
             let up = ups[p.at_ups + at];
-            word = carried(by * neuron(p.kind, p.activation, test - cut, up, p.alpha, p.cap));
+            word = carried(by * neuron(p.kind, p.activation, test - cut, up, p.alpha, p.slope, p.cap));
             atomicAdd(&n_carried, 1u);
         }
         tests[p.at_tests + at] = word;

@@ -1,16 +1,19 @@
-//! Checks that decode allocates no host memory after the first tokens. This is a separate program,
-//! because the allocator is global to a process.
+//! Checks that decode allocates no host memory after the first tokens, and that hostile files do not
+//! make the program allocate much. This is a separate program, because the allocator is global to a
+//! process.
 #![allow(unsafe_code, reason = "an allocator that counts")]
 // Clippy exempts test functions from this lint, but not their helpers.
 #![allow(clippy::unwrap_used)]
 
+#[path = "allocations/hostile_keys.rs"]
+mod hostile_keys;
 #[path = "support/mod.rs"]
 #[allow(dead_code, reason = "shared with the other tests")]
 mod support;
 
 use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use cpu::{CpuBackend, CpuOptions};
@@ -23,12 +26,17 @@ use support::Tiny;
 struct CountingAllocator;
 
 static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
+/// Size of the largest allocation since a test set it to 0, in bytes.
+static LARGEST_ALLOCATION: AtomicUsize = AtomicUsize::new(0);
+/// Held by the running test, because the counters are global.
+static ALONE: Mutex<()> = Mutex::new(());
 
 // SAFETY: every call is passed to the system allocator with the same arguments; the counter does
 // not allocate.
 unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        LARGEST_ALLOCATION.fetch_max(layout.size(), Ordering::Relaxed);
         // SAFETY: the caller upholds the contract of `GlobalAlloc`.
         unsafe { System.alloc(layout) }
     }
@@ -40,6 +48,7 @@ unsafe impl GlobalAlloc for CountingAllocator {
 
     unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        LARGEST_ALLOCATION.fetch_max(size, Ordering::Relaxed);
         // SAFETY: the caller upholds the contract of `GlobalAlloc`.
         unsafe { System.realloc(ptr, layout, size) }
     }
@@ -89,6 +98,7 @@ fn step(engine: &mut Engine, feeds: &mut [Feed<'_>], sum: &mut f32, watch: bool)
 
 #[test]
 fn a_decoded_token_allocates_nothing_on_the_cpu() {
+    let _alone = ALONE.lock().unwrap();
     for (activation, rank) in [("relu", 0), ("silu", 0), ("relu", 32)] {
         let model = Tiny { activation, rank, format: Format::Q4_0, ..Tiny::default() }.model();
         for n in [1, 3] {

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use thermocline::embedded;
 use thermocline::gguf::{Array, Container, TensorType, Value, Writer};
 
 /// Even on a busy machine, errors in a header are reported within this time.
@@ -242,8 +243,7 @@ fn truncated_files_are_rejected() {
 
 #[test]
 fn truncated_real_models_are_rejected() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/tinystories-relu-f16.gguf");
-    let bytes = std::fs::read(path).unwrap();
+    let bytes = embedded::BYTES;
     for part in 1..8 {
         check_bytes(&bytes[..bytes.len() / 8 * part], 3, &["model.gguf", "expected at least"]);
     }

@@ -225,6 +225,8 @@ mod run {
     use std::process::{Command, Stdio};
     use std::time::Instant;
 
+    use thermocline::embedded;
+
     use super::{Block, FIXTURES, Path, PathBuf, blocks, fs, pages, root};
     use crate::convert::make;
 
@@ -241,9 +243,8 @@ esac
     fn folder(at: &Path) -> PathBuf {
         let folder = at.join("work");
         fs::create_dir(&folder).unwrap();
-        let model = root().join("assets/tinystories-relu-f16.gguf");
         for name in ["model.gguf", "instruct.gguf"] {
-            fs::copy(&model, folder.join(name)).unwrap();
+            fs::write(folder.join(name), embedded::BYTES).unwrap();
         }
         let text = fs::read_to_string(root().join("assets/reference/eval.txt")).unwrap();
         fs::write(folder.join("text.txt"), text.chars().take(20_000).collect::<String>()).unwrap();

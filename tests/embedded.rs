@@ -62,6 +62,14 @@ fn expected_logits() -> Vec<f32> {
 }
 
 #[test]
+fn the_repository_stores_the_published_file() {
+    const SHA256: &str = "e8d2f6f54e80dcde7b59d29a1b3d8a496e78cd34a0a629efc8247994160c35de";
+    let digest = ring::digest::digest(&ring::digest::SHA256, embedded::BYTES);
+    let hex: String = digest.as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
+    assert_eq!(hex, SHA256);
+}
+
+#[test]
 fn logits_match_pytorch() {
     let expected = expected_logits();
     let prompts = json("reference.json")["logits"]["input_ids"].clone();

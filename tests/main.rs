@@ -13,6 +13,7 @@ mod cli;
 mod command_lines;
 mod convert;
 mod converted;
+mod disk_tier;
 mod docs;
 mod embedded;
 mod evaluate;

@@ -5,10 +5,9 @@
 
 mod made;
 
-use std::io::Read;
+use std::path::Path;
 use std::sync::LazyLock;
 
-use flate2::read::GzDecoder;
 use libfuzzer_sys::fuzz_target;
 use thermocline::gguf::{Container, File, TensorType, Writer};
 use thermocline::learned::{self, Section, SectionContents, SideFile};
@@ -17,11 +16,7 @@ use thermocline::predictor::{ERRORS, Layers, read};
 use thermocline::profile::{self, Profile};
 
 /// A model with exact zeros (ReLU), a model with experts, and a model with neither.
-const MODELS: [&[u8]; 3] = [
-    include_bytes!("../../tests/families/llama-relu.gguf.planes.gz"),
-    include_bytes!("../../tests/families/qwen2moe.gguf.planes.gz"),
-    include_bytes!("../../tests/families/qwen2.gguf.planes.gz"),
-];
+const MODELS: [&str; 3] = ["llama-relu", "qwen2moe", "qwen2"];
 
 struct Corpus {
     models: Vec<Model>,
@@ -30,13 +25,10 @@ struct Corpus {
 }
 
 static CORPUS: LazyLock<Corpus> = LazyLock::new(|| {
-    let open = |bytes: &&[u8]| {
-        let mut unpacked = Vec::new();
-        GzDecoder::new(*bytes).read_to_end(&mut unpacked).expect("the model is compressed by gzip");
-        // The bytes at even positions, then those at odd positions.
-        let (even, odd) = unpacked.split_at(unpacked.len().div_ceil(2));
-        let pairs = even.iter().enumerate().flat_map(|(i, byte)| [Some(byte), odd.get(i)]);
-        let unpacked = pairs.flatten().copied().collect();
+    let open = |name: &&str| {
+        let families = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/families");
+        let path = families.join(format!("{name}.gguf.planes.gz"));
+        let unpacked = planes::unpack(&path, 2).expect("the model is compressed");
         let file = File::from_vec(unpacked, "model").expect("the model is a GGUF file");
         Model::from_file(file, &ModelOptions::default()).expect("the model is supported")
     };

@@ -11,6 +11,7 @@ struct FfnRule {
     unsigned activation;
     unsigned skip;
     float alpha;
+    float slope;
     float cap;
 };
 
@@ -32,6 +33,17 @@ DEVICE float error_function(float x) {
     return x < 0.0f ? -size : size;
 }
 
+// exp(x) - 1 - x for x <= 0: near 0 a Taylor polynomial, because the difference loses digits.
+DEVICE float exp_curve(float x) {
+    if (x < -0.5f) return expf(x) - 1.0f - x;
+    float sum = fmaf(x, 1.0f / 40320, 1.0f / 5040);
+    sum = fmaf(x, sum, 1.0f / 720);
+    sum = fmaf(x, sum, 1.0f / 120);
+    sum = fmaf(x, sum, 1.0f / 24);
+    sum = fmaf(x, sum, 1.0f / 6);
+    return x * x * fmaf(x, sum, 0.5f);
+}
+
 DEVICE float activate(const FfnRule& rule, float x) {
     switch (rule.activation) {
         // Written so that NaN stays NaN.
@@ -44,6 +56,7 @@ DEVICE float activate(const FfnRule& rule, float x) {
             const float silu = x * sigmoid(x);
             return silu > rule.cap ? rule.cap : silu;
         }
+        case 8: return fmaf(rule.slope, x, x > 0.0f ? rule.alpha * x * x : rule.cap * exp_curve(x));
         default: {
             const float capped = x > rule.cap ? rule.cap : x;
             return capped * sigmoid(rule.alpha * capped);
@@ -55,7 +68,7 @@ DEVICE float neuron(const FfnRule& rule, float test, float up) {
     const float gate = activate(rule, test);
     if (rule.kind == 0) return gate;
     if (rule.kind == 2) return gate * activate(rule, up);
-    if (rule.activation >= 5) {
+    if (rule.activation >= 5 && rule.activation < 8) {
         const float clamped = fminf(fmaxf(up, -rule.cap), rule.cap);
         return gate * (rule.activation == 5 ? clamped + 1.0f : clamped);
     }

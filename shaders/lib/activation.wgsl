@@ -9,7 +9,14 @@ fn erf(x: f32) -> f32 {
     return sign(x) * (1.0 - series * exp(-x * x));
 }
 
-fn activate(kind: u32, x: f32, alpha: f32, limit: f32) -> f32 {
+// exp(x) - 1 - x for x <= 0: near 0 a Taylor polynomial, because the difference loses digits.
+fn exp_curve(x: f32) -> f32 {
+    let high = fma(fma(fma(x, 1.0 / 40320.0, 1.0 / 5040.0), x, 1.0 / 720.0), x, 1.0 / 120.0);
+    let near = x * x * fma(fma(fma(high, x, 1.0 / 24.0), x, 1.0 / 6.0), x, 0.5);
+    return select(near, exp(x) - 1.0 - x, x < -0.5);
+}
+
+fn activate(kind: u32, x: f32, alpha: f32, slope: f32, limit: f32) -> f32 {
     switch kind {
         // Written so that NaN stays NaN.
         case 0u: { return select(x, 0.0, x <= 0.0); }
@@ -25,6 +32,7 @@ fn activate(kind: u32, x: f32, alpha: f32, limit: f32) -> f32 {
             let silu = x * sigmoid(x);
             return select(silu, limit, silu > limit);
         }
+        case 8u: { return fma(slope, x, select(limit * exp_curve(x), alpha * x * x, x > 0.0)); }
         default: {
             let capped = select(x, limit, x > limit);
             return capped * sigmoid(alpha * capped);
@@ -34,10 +42,10 @@ fn activate(kind: u32, x: f32, alpha: f32, limit: f32) -> f32 {
 
 // A neuron's value from its test value (the gate, or up without a gate) and up. FFN kinds: plain,
 // gated, both gated.
-fn neuron(kind: u32, activation: u32, test: f32, up: f32, alpha: f32, limit: f32) -> f32 {
-    let gate = activate(activation, test, alpha, limit);
+fn neuron(kind: u32, activation: u32, test: f32, up: f32, alpha: f32, slope: f32, limit: f32) -> f32 {
+    let gate = activate(activation, test, alpha, slope, limit);
     if (kind == 0u) { return gate; }
-    if (kind == 2u) { return gate * activate(activation, up, alpha, limit); }
-    if (activation >= 5u) { return gate * (clamp(up, -limit, limit) + select(0.0, 1.0, activation == 5u)); }
+    if (kind == 2u) { return gate * activate(activation, up, alpha, slope, limit); }
+    if (activation >= 5u && activation < 8u) { return gate * (clamp(up, -limit, limit) + select(0.0, 1.0, activation == 5u)); }
     return gate * up;
 }

@@ -17,7 +17,7 @@ fn is_dropped(test: f32, limit: f32, cut: f32) -> bool {
     switch p.skip {
         case 0u: { return false; }
         case 1u: { return test <= 0.0; }
-        case 2u: { return abs(activate(p.activation, test, p.alpha, p.cap)) < limit; }
+        case 2u: { return abs(activate(p.activation, test, p.alpha, p.slope, p.cap)) < limit; }
         default: { return test < cut; }
     }
 }

@@ -1,6 +1,7 @@
 //! Maps errors of the lower layers to failures with an exit code and a hint.
 
 use crate::cli::failure::{Exit, Failure};
+use crate::gguf::{self, Problem};
 use crate::{engine, evaluate, generate, learned, model, predictor, profile};
 use runtime::DeviceError;
 
@@ -102,6 +103,12 @@ fn device(error: &hal::Error) -> Failure {
     }
 }
 
+/// Whether the system has no memory, or no addresses, for a file.
+pub(crate) fn is_out_of_memory(error: &gguf::Error) -> bool {
+    let Problem::Io { reason, .. } = error.problem() else { return false };
+    reason.kind() == std::io::ErrorKind::OutOfMemory
+}
+
 impl From<runtime::Error> for Failure {
     fn from(error: runtime::Error) -> Self {
         use runtime::Error as E;
@@ -111,6 +118,8 @@ impl From<runtime::Error> for Failure {
             E::Engine(error) => error.into(),
             E::Predictor(error) => error.into(),
             E::Device(error) => error.into(),
+            E::File(ref file) if is_out_of_memory(file) => failed(Exit::Memory)
+                .help("raise the limit of this process (`ulimit -v`)"),
             E::File(_) | E::Read { .. } | E::Vocabulary { .. } | E::VocabularySize { .. } => {
                 failed(Exit::BadModel)
             }
@@ -227,6 +236,15 @@ impl From<engine::Error> for Failure {
             E::TooManySequences { .. } => Failure::new(Exit::Failed, error.to_string())
                 .help("-np N allows more sequences at once"),
             E::NotRestored(_) => Failure::new(Exit::Failed, error.to_string()),
+            E::Store(store::Error::Capacity { .. }) => {
+                Failure::new(Exit::Memory, error.to_string())
+                    .help("raise --ram-budget, or make the context smaller with -c")
+            }
+            E::Store(store::Error::Shortened { .. } | store::Error::Changed { .. }) => {
+                Failure::new(Exit::BadModel, error.to_string())
+                    .help("start again once the file is complete")
+            }
+            E::Store(_) => Failure::new(Exit::Failed, error.to_string()),
             E::NotANumber { .. } => Failure::new(Exit::BadModel, error.to_string())
                 .help("the weights in the file are damaged, or too large for their formats"),
         }
@@ -260,6 +278,8 @@ impl From<evaluate::Error> for Failure {
             E::TooShort { .. } => Failure::new(Exit::Failed, error.to_string())
                 .help("use a longer text, or a smaller context with -c"),
             E::Context { .. } => Failure::usage(error.to_string()),
+            E::NoChoices => Failure::usage(error.to_string())
+                .help("--trace-experts needs a model with experts, or one that skips neurons"),
             E::NotLogits { .. } | E::Damaged { .. } | E::Open { .. } => {
                 Failure::new(Exit::Failed, "cannot use the probabilities")
                     .caused_by(&error)
@@ -289,6 +309,9 @@ impl From<learned::SideFileError> for Failure {
     fn from(error: learned::SideFileError) -> Self {
         let help = match &error {
             learned::SideFileError::Foreign { .. } => "--out FILE selects another file",
+            learned::SideFileError::Owner { .. } => {
+                "delete the file if you do not trust it, else make it yours (chown)"
+            }
             learned::SideFileError::File(_)
             | learned::SideFileError::Version { .. }
             | learned::SideFileError::Model { .. }
@@ -306,6 +329,11 @@ impl From<learned::SaveError> for Failure {
     fn from(error: learned::SaveError) -> Self {
         match error {
             learned::SaveError::OtherFile(refused) => refused.into(),
+            learned::SaveError::Busy { .. } => {
+                Failure::new(Exit::Failed, "cannot write the model's side file")
+                    .caused_by(&error)
+                    .help("end that process (on Linux, `lslocks` lists it), or write to another folder with --out FILE")
+            }
             learned::SaveError::NoFolder
             | learned::SaveError::Folder { .. }
             | learned::SaveError::Lock { .. }

@@ -1,6 +1,7 @@
 //! The user's folders, by each system's convention.
 
 use super::failure::Failure;
+use crate::gguf;
 use hal::Bytes;
 use runtime::CacheFolder;
 use std::ffi::OsString;
@@ -17,11 +18,30 @@ pub(crate) fn cache_folder(named: Option<&Path>) -> Option<CacheFolder> {
         Some(word) if word == "off" => None,
         Some(path) if path != "on" => Some(CacheFolder { path: path.to_owned(), least: Bytes(0) }),
         Some(_) | None => {
-            #[allow(clippy::disallowed_methods)] // only the CLI reads the environment
-            let path = user_cache(|name| std::env::var_os(name))?.join("thermocline");
-            Some(CacheFolder { path, least: MIN_CACHED })
+            let path = usual_cache()?;
+            gguf::folder_of_others(&path)
+                .is_none()
+                .then_some(CacheFolder { path, least: MIN_CACHED })
         }
     }
+}
+
+/// The folder in the user's cache.
+fn usual_cache() -> Option<PathBuf> {
+    #[allow(clippy::disallowed_methods)] // only the CLI reads the environment
+    let folder = user_cache(|name| std::env::var_os(name))?;
+    Some(folder.join("thermocline"))
+}
+
+/// The note that [`cache_folder`] does not use the usual folder, since other users may have put
+/// profiles, predictors or compiled kernels there.
+pub(crate) fn refused_cache(named: Option<&Path>) -> Option<String> {
+    let path = usual_cache().filter(|_| named.is_none_or(|word| word == "on"))?;
+    let reason = gguf::folder_of_others(&path)?;
+    Some(format!(
+        "the cache {} is not used: {reason}; --repack-cache DIR names another folder",
+        path.display()
+    ))
 }
 
 /// The file with the input history of conversations; `None` if no state folder is known.

@@ -1,6 +1,11 @@
-//! Ctrl-C: the first press asks the run to stop, the second ends the process.
+//! Ctrl-C, and signals like it: the first asks the run to stop, the second ends the process.
 
 use super::failure::{Exit, Failure};
+#[cfg(unix)]
+use super::signal_actions;
+use crate::gguf::fault;
+#[cfg(unix)]
+use signal_hook::consts::{SIGHUP, SIGQUIT};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 use std::process;
@@ -13,26 +18,39 @@ use std::time::Duration;
 /// Interval between two checks for Ctrl-C.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
+/// The signals that count as Ctrl-C.
+fn signals() -> Vec<i32> {
+    let always = [SIGINT, SIGTERM];
+    #[cfg(unix)]
+    let others =
+        [SIGHUP, SIGQUIT].into_iter().filter(|signal| !signal_actions::is_ignored(*signal));
+    #[cfg(not(unix))]
+    let others = [];
+    always.into_iter().chain(others).collect()
+}
+
 /// Set by the first Ctrl-C. Clones see the same flag.
 #[derive(Clone, Debug)]
 pub(crate) struct Interrupt(Arc<AtomicBool>);
 
 impl Interrupt {
-    /// Installs the Ctrl-C handler for the rest of the process.
+    /// Installs the Ctrl-C handler for the rest of the process. SIGTERM, SIGQUIT and the SIGHUP of a
+    /// closed terminal are treated as Ctrl-C, so that files are saved or removed; those that the
+    /// caller of the program ignores (`nohup`) stay ignored.
     ///
     /// # Errors
     /// The system refuses the signal handler.
     pub(crate) fn install() -> Result<Self, Failure> {
-        Self::of(&[SIGINT])
-    }
-
-    /// As [`Self::install`], and treats SIGTERM as Ctrl-C, for commands that must remove or save
-    /// files before they end.
-    ///
-    /// # Errors
-    /// The system refuses the signal handler.
-    pub(crate) fn install_with_termination() -> Result<Self, Failure> {
-        Self::of(&[SIGINT, SIGTERM])
+        let flag = Arc::new(AtomicBool::new(false));
+        let failed =
+            |e: std::io::Error| Failure::new(Exit::Failed, "cannot handle Ctrl-C").caused_by(&e);
+        // Register the shutdown first: it acts only if an earlier signal set the flag.
+        let code = i32::from(Exit::Interrupted.code());
+        for signal in signals() {
+            flag::register_conditional_shutdown(signal, code, Arc::clone(&flag)).map_err(failed)?;
+            flag::register(signal, Arc::clone(&flag)).map_err(failed)?;
+        }
+        Ok(Self(flag))
     }
 
     /// Makes Ctrl-C end the process again, after the handlers of another part of the program were
@@ -46,19 +64,6 @@ impl Interrupt {
         installed
             .map(drop)
             .map_err(|e| Failure::new(Exit::Failed, "cannot handle Ctrl-C").caused_by(&e))
-    }
-
-    fn of(signals: &[i32]) -> Result<Self, Failure> {
-        let flag = Arc::new(AtomicBool::new(false));
-        let failed =
-            |e: std::io::Error| Failure::new(Exit::Failed, "cannot handle Ctrl-C").caused_by(&e);
-        // Register the shutdown first: it acts only if an earlier signal set the flag.
-        let code = i32::from(Exit::Interrupted.code());
-        for &signal in signals {
-            flag::register_conditional_shutdown(signal, code, Arc::clone(&flag)).map_err(failed)?;
-            flag::register(signal, Arc::clone(&flag)).map_err(failed)?;
-        }
-        Ok(Self(flag))
     }
 
     /// Resets the flag, so that the next Ctrl-C counts as a first press.
@@ -89,12 +94,14 @@ impl Interrupt {
             while ended.recv_timeout(POLL_INTERVAL) == Err(RecvTimeoutError::Timeout) {
                 if self.is_set() {
                     farewell();
+                    fault::remove_unfinished();
                     process::exit(i32::from(Exit::Interrupted.code()));
                 }
             }
         };
         thread::scope(|scope| {
-            scope.spawn(watch);
+            // If the system refuses a thread, the second Ctrl-C ends the process.
+            let _ = thread::Builder::new().spawn_scoped(scope, watch);
             // Dropped after `work`, also if it panics: this ends the watch.
             let _working = working;
             work()

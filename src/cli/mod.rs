@@ -3,10 +3,12 @@
 //! `words` normalises the command line, `args` parses it into typed values, `command` runs the
 //! command. Every error is a `failure::Failure` with one of seven exit codes.
 
+mod allocation;
 mod args;
 mod arity;
 mod clap_errors;
 mod command;
+mod compute_pool;
 mod date;
 mod draw_target;
 mod environment;
@@ -29,6 +31,8 @@ mod positional;
 mod program;
 mod progress;
 mod short_help;
+#[cfg(unix)]
+mod signal_actions;
 mod suggest;
 mod svg;
 mod terminal;
@@ -37,6 +41,7 @@ mod version;
 mod words;
 mod wrap;
 
+pub use allocation::Allocator;
 use args::{Cli, ColorWhen, Command};
 use clap::{CommandFactory, FromArgMatches};
 use failure::Failure;
@@ -50,6 +55,11 @@ use terminal::Terminal;
 /// Runs the command line and returns its exit code: 0 done, 1 failed, 2 usage, 3 bad model, 4 not
 /// enough memory, 5 backend missing, 130 interrupted.
 pub fn main() -> ExitCode {
+    #[cfg(unix)]
+    {
+        signal_actions::install();
+        signal_actions::ignore_file_size_signal();
+    }
     let mut words = std::env::args_os();
     let program = Program::of_name(words.next().as_deref());
     let mut terminal = Terminal::new(ColorWhen::Auto, false, 0);
@@ -117,6 +127,9 @@ fn run(
     {
         args.prepend_piped_text()?;
     }
+    if let Some((_, given)) = parsed.subcommand() {
+        output::check_outputs(given, &[])?;
+    }
     let common = command.common();
     *terminal = Terminal::new(common.color, common.log_disable, common.verbose);
     terminal.log_to(common.log_file.as_deref())?;
@@ -125,6 +138,8 @@ fn run(
     {
         terminal.hold_notes();
     }
+    let cache = command.placement().and_then(|p| folders::refused_cache(p.repack_cache.as_deref()));
+    cache.iter().for_each(|note| terminal.note(note));
     // A model by name is looked up as `pull` does.
     let by_name = words.argv.iter().any(|word| words::is_flag(word, "hf-repo")).then_some("pull");
     let unread = [name.as_str()].into_iter().chain(by_name);
@@ -139,6 +154,9 @@ fn run(
         llama::judge(&words.seen, usage, &terminal.quiet())?;
     }
     models::resolve(&mut command, given, terminal)?;
+    if let Some((_, models)) = command.models_mut() {
+        output::check_outputs(given, &models.paths())?;
+    }
     let command = command::chat::run_or_chat(command, words.named, given, terminal)?;
     if llama::applies_to(name.as_ref()) {
         let usage = llama::FlagUse { command: &name, converses: command.converses() };
@@ -159,6 +177,7 @@ fn dispatch(command: Command, terminal: &Terminal) -> Result<(), Failure> {
     if !matches!(command, Command::Bench(_)) {
         one_value(&command)?;
     }
+    compute_pool::start(command.n_threads()?);
     match command {
         Command::Run(args) => command::run::run(&args.with_piped_text()?.resolve()?, terminal),
         Command::Chat(args) => command::chat::run(&args.resolve()?, terminal),

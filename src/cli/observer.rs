@@ -4,9 +4,10 @@ use std::collections::HashSet;
 use std::process;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use gguf::fault;
 use hal::Bytes;
 use indicatif::{ProgressBar, ProgressStyle};
-use runtime::{Notice, Observer, RepackNotice, SharedObserver, SparsityNotice, Task};
+use runtime::{DiskNotice, Notice, Observer, RepackNotice, SharedObserver, SparsityNotice, Task};
 
 use super::draw_target::draw_target;
 use super::failure::Exit;
@@ -105,6 +106,7 @@ impl Observer for Printer {
         // Nothing is written to files while weights are read, merged and loaded.
         if self.exits && task != Task::Repack && self.is_stopped() {
             bar.finish_and_clear();
+            fault::remove_unfinished();
             process::exit(i32::from(Exit::Interrupted.code()));
         }
     }
@@ -137,6 +139,7 @@ fn text(notice: &Notice) -> String {
         Notice::Sparsity(SparsityNotice::Predictor { .. }) => {
             "--sparsity exact keeps the exact result"
         }
+        Notice::Disk(DiskNotice::Tiers { .. }) => "--ram-budget sets the memory",
         Notice::Repack(RepackNotice::Writing { .. }) => "--repack-cache off disables it",
         Notice::WholeLayersIgnored => {
             return "--n-gpu-layers has no effect: --disable-gpu-index keeps the neurons of all layers on the CPU"

@@ -80,7 +80,10 @@ pub(crate) fn sparsity(text: &str) -> Result<Sparsity, String> {
         "balanced" => Sparsity::Balanced,
         "fast" => Sparsity::Fast,
         "off" => Sparsity::Off,
-        other => Sparsity::Within(error_share(other).map_err(|_| {
+        other => Sparsity::Within(error_share(other).map_err(|range| {
+            if other.parse::<f32>().is_ok() {
+                return range;
+            }
             format!("'{other}' is neither exact, balanced, fast, predicted or off, nor a relative error such as 0.05")
         })?),
     })

@@ -71,7 +71,7 @@ impl DelayedBar {
         let show = move || {
             if ended.recv_timeout(DELAY) == Err(RecvTimeoutError::Timeout) {
                 later.set_draw_target(draw_target());
-                later.enable_steady_tick(TICK);
+                tick(&later, TICK);
             }
         };
         let thread = thread::Builder::new().name("progress".to_owned()).spawn(show);
@@ -119,8 +119,16 @@ fn shown(terminal: &Terminal, what: &str, range: Range<usize>, template: &str) -
         return ProgressBar::hidden();
     }
     let bar = styled(draw_target(), what, range, template);
-    bar.enable_steady_tick(TICK);
+    tick(&bar, TICK);
     bar
+}
+
+/// Lets the time on a bar pass. indicatif panics if the system refuses its thread, so another one is
+/// tried first.
+pub(crate) fn tick(bar: &ProgressBar, interval: Duration) {
+    if thread::Builder::new().spawn(|| ()).is_ok_and(|thread| thread.join().is_ok()) {
+        bar.enable_steady_tick(interval);
+    }
 }
 
 fn styled(

@@ -61,9 +61,10 @@ const NEGATED: [(&str, &str); 3] =
     [("-nr", "--no-repack"), ("-no-cnv", "--no-conversation"), ("--no-cnv", "--no-conversation")];
 
 /// Flags of which only `bench` uses every occurrence. Elsewhere the last one counts.
-const BENCH_LISTS: [&str; 9] = [
+const BENCH_LISTS: [&str; 10] = [
     "backend",
     "vram-budget",
+    "ram-budget",
     "n-gpu-layers",
     "no-kv-offload",
     "mmap",

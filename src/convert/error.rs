@@ -246,7 +246,7 @@ pub enum Error {
         file: String,
     },
     /// The output would overwrite an input.
-    #[error("{file} is both an input and the output")]
+    #[error("{file} is both an input and the output, by path or through a link")]
     SameFile {
         /// The path.
         file: String,

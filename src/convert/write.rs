@@ -1,6 +1,5 @@
 //! Streams outputs into a file: a few megabytes of rows at a time, on all threads, in file order.
 
-use std::fs;
 use std::io::Write;
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -93,9 +92,11 @@ fn fill<S: Write>(
 
 /// Returns an error if `path` exists and `force` is not set, or if `path` is one of the inputs.
 pub(super) fn check_target(path: &Path, inputs: &[&Path], force: bool) -> Result<(), Error> {
-    let Ok(target) = fs::canonicalize(path) else { return Ok(()) };
+    if !path.exists() {
+        return Ok(());
+    }
     let file = path.display().to_string();
-    if inputs.iter().any(|input| fs::canonicalize(input).is_ok_and(|input| input == target)) {
+    if inputs.iter().any(|input| gguf::is_same_file(input, path)) {
         return Err(Error::SameFile { file });
     }
     if force { Ok(()) } else { Err(Error::Exists { file }) }

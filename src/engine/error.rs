@@ -42,6 +42,9 @@ pub enum Error {
     /// The bytes are not a saved sequence of this engine.
     #[error("cannot restore the saved sequence: {0}")]
     NotRestored(#[from] NotRestored),
+    /// Weights on disk cannot be read, or do not fit into the budget in memory.
+    #[error(transparent)]
+    Store(store::Error),
     /// Stopped by the user.
     #[error("interrupted")]
     Interrupted,
@@ -85,3 +88,9 @@ pub enum NotRestored {
 
 /// Result of the engine's calls.
 pub type Result<T> = std::result::Result<T, Error>;
+
+impl From<store::Error> for Error {
+    fn from(error: store::Error) -> Error {
+        if error == store::Error::Interrupted { Error::Interrupted } else { Error::Store(error) }
+    }
+}

@@ -11,6 +11,7 @@
 //! - `timeline`: when the work of a step ran, and on which device
 //! - `trace`: Chrome's trace format
 //! - `ops`: a layer as ops, over tensors or over shapes
+//! - `paging`: weights of the CPU that are partly on disk
 //! - `size`: memory and time of a placement on its devices; allocates nothing
 //! - `load`: weights, caches and scratch on devices
 //! - `record`: records ops over loaded tensors as programs
@@ -33,6 +34,7 @@ mod load;
 mod observe;
 mod ops;
 mod options;
+mod paging;
 mod record;
 mod replay;
 mod run;
@@ -50,7 +52,8 @@ pub use load::to_repack;
 pub use observe::{InputObserver, ObservedBlock, ObservedInput};
 pub use ops::memory::state_bytes;
 pub use ops::scratch::scratch_width;
-pub use options::{DenseFrom, EngineOptions, PlannerInputs, Sparsity, Streaming};
+pub use options::{DenseFrom, EngineOptions, PagingOptions, PlannerInputs, Sparsity, Streaming};
+pub use paging::{Tiers, least_paged};
 pub use replay::arena::LayerActivity;
 pub use run::{Engine, NoticeCallback, SAVED_HEAD, SavedHead, is_saved_sequence};
 pub use sequence::{EachLogits, Feed, LogitsRequest, Sequence};

@@ -73,6 +73,9 @@ pub struct EngineOptions {
     pub repack: bool,
     /// The opened repack file, whose packs are used in place; `None` without one.
     pub converted: Option<Arc<RepackFile>>,
+    /// Memory and disk, if the CPU's weights may be partly on disk; `None` to use them where they
+    /// are mapped.
+    pub paging: Option<PagingOptions>,
     /// Inputs of the planner other than sizes and budgets.
     pub placing: PlannerInputs,
     /// Whether neurons are exchanged between devices as the text changes. The last bits of logits
@@ -83,6 +86,15 @@ pub struct EngineOptions {
     /// The share of active rows from which a step of several tokens computes all rows instead of a
     /// list of rows.
     pub dense_from: DenseFrom,
+}
+
+/// Memory for the CPU's weights, and the disk that the rest stays on.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PagingOptions {
+    /// Bytes of host memory for weights, KV cache and scratch.
+    pub budget: Bytes,
+    /// Number of threads that read from disk.
+    pub depth: usize,
 }
 
 /// Shares of active rows for [`hal::op::SparseFfn::dense_from`], one for each of
@@ -158,6 +170,7 @@ impl Default for EngineOptions {
             chooser: None,
             repack: true,
             converted: None,
+            paging: None,
             placing: PlannerInputs::default(),
             adapt: false,
             streaming: Streaming::Measured,

@@ -34,6 +34,8 @@ pub enum Work {
     Merge(usize),
     /// The output norm and matrix.
     Head,
+    /// On the host: waiting for weights of a layer from disk.
+    Read(usize),
     /// On the host: moving the input of a layer to other devices, and their results back.
     HandOff(usize),
     /// On the host: copying other data to or from a device.
@@ -48,6 +50,7 @@ impl Work {
             Work::Attention(layer)
             | Work::Neurons(layer)
             | Work::Merge(layer)
+            | Work::Read(layer)
             | Work::HandOff(layer) => Some(layer),
             Work::Embedding | Work::Head | Work::Copy => None,
         }
@@ -62,6 +65,7 @@ impl Work {
             Work::Neurons(_) => "neurons",
             Work::Merge(_) => "merge",
             Work::Head => "head",
+            Work::Read(_) => "read",
             Work::HandOff(_) => "hand-off",
             Work::Copy => "copy",
         }

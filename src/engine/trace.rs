@@ -94,7 +94,7 @@ impl TraceFile {
         }
         let name = if work == last { work.to_string() } else { format!("{work} to {last}") };
         let category = match work {
-            Work::HandOff(_) | Work::Copy => "transfer",
+            Work::HandOff(_) | Work::Copy | Work::Read(_) => "transfer",
             Work::Embedding
             | Work::Attention(_)
             | Work::Neurons(_)

@@ -1,18 +1,41 @@
 //! Byte ranges of a container that keep its mapping alive.
 
-use std::{fmt, ops::Deref, ops::Range, sync::Arc};
+use std::{fmt, fs, ops::Deref, ops::Range, path::Path, sync::Arc};
+
+use super::fault::{Registered, register_mapping};
+use super::output::{self, identity};
 
 pub(super) enum Backing {
-    Mapped(memmap2::Mmap),
+    Mapped(Mapping),
     Static(&'static [u8]),
     Owned(Vec<u8>),
+}
+
+/// A mapped file.
+pub(super) struct Mapping {
+    /// Ends before the mapping does.
+    _registered: Registered,
+    /// The user that owns the file.
+    owner: Option<u32>,
+    map: memmap2::Mmap,
+    /// Stays open, to be read in another way.
+    file: fs::File,
+}
+
+impl Mapping {
+    pub(super) fn new(map: memmap2::Mmap, file: fs::File, path: &Path) -> Mapping {
+        let facts = file.metadata().ok();
+        let (identity, owner) =
+            (facts.as_ref().and_then(identity), facts.as_ref().and_then(output::owner));
+        Mapping { _registered: register_mapping(&map, identity, path), owner, map, file }
+    }
 }
 
 impl Deref for Backing {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
         match self {
-            Backing::Mapped(map) => map,
+            Backing::Mapped(mapping) => &mapping.map,
             Backing::Static(bytes) => bytes,
             Backing::Owned(bytes) => bytes,
         }
@@ -42,17 +65,40 @@ impl Bytes {
         if part.start < own.start || part.end > own.end {
             return false;
         }
-        if let Backing::Mapped(map) = &*self.backing {
+        if let Backing::Mapped(Mapping { map, .. }) = &*self.backing {
             let base = map.as_ptr().addr();
             super::map::release(map, part.start.addr() - base..part.end.addr() - base);
         }
         true
     }
 
+    /// The file that the bytes are mapped from; `None` for bytes in memory.
+    pub(super) fn mapped_file(&self) -> Option<&fs::File> {
+        match &*self.backing {
+            Backing::Mapped(Mapping { file, .. }) => Some(file),
+            Backing::Static(_) | Backing::Owned(_) => None,
+        }
+    }
+
+    /// See [`super::map::expect_few_reads`].
+    pub(super) fn expect_few_reads(&self) {
+        if let Backing::Mapped(Mapping { map, file, .. }) = &*self.backing {
+            super::map::expect_few_reads(map, file);
+        }
+    }
+
     /// Starts to read the file into memory, if the bytes are mapped.
     pub(super) fn fetch(&self) {
-        if let Backing::Mapped(map) = &*self.backing {
+        if let Backing::Mapped(Mapping { map, .. }) = &*self.backing {
             super::map::fetch(map);
+        }
+    }
+
+    /// The user that owns the mapped file; `None` for bytes in memory.
+    pub(super) fn owner(&self) -> Option<u32> {
+        match &*self.backing {
+            Backing::Mapped(mapping) => mapping.owner,
+            Backing::Static(_) | Backing::Owned(_) => None,
         }
     }
 

@@ -279,6 +279,18 @@ pub enum Problem {
         /// Number of parts.
         count: u64,
     },
+    /// Writing: a mapped file whose bytes are copied has become shorter or cannot be read.
+    #[error("the model file was shortened or cannot be read while in use")]
+    SourceLost,
+    /// Writing: the output would replace something other than a regular file.
+    #[error("the output is {kind}: only a regular file can be replaced")]
+    NotReplaceable {
+        /// What the output's path leads to.
+        kind: &'static str,
+    },
+    /// Writing: the output would replace a file that this process has mapped.
+    #[error("this run reads the file, by this path or through a link, so it is not replaced")]
+    ReadByThisRun,
     /// Writing: the container's type table has no such type.
     #[error("tensor `{tensor}` has type {ty}, which a {container} file cannot hold")]
     NoTypeId {

@@ -2,16 +2,18 @@
 
 use std::{
     fs, io,
+    ops::Range,
     path::{Path, PathBuf},
     sync::Arc,
 };
 
 use super::{
     Bytes, Container, Error, Metadata, Problem, TensorInfo,
-    bytes::Backing,
+    bytes::{Backing, Mapping},
     header::Header,
     map::map,
     metadata::sort_by_name,
+    output,
     split::{self, Split},
 };
 
@@ -201,6 +203,15 @@ impl File {
         &self.paths
     }
 
+    /// The owner of the (first) file, if that is neither this user, nor root, nor the owner of
+    /// `model`: then anyone who may write to the folder may have put the file there. `None` for
+    /// bytes in memory.
+    pub fn foreign_owner(&self, model: &File) -> Option<u32> {
+        let of_path = || output::owner(&fs::metadata(model.paths.first()?).ok()?);
+        let trusted = model.parts[0].owner().or_else(of_path);
+        output::foreign(self.parts[0].owner(), trusted)
+    }
+
     /// The container format.
     pub fn container(&self) -> Container {
         self.container
@@ -280,6 +291,25 @@ impl File {
         Ok(self.parts[tensor.part].slice(tensor.range()))
     }
 
+    /// For bytes that are mapped from a file of the model: the number of the file among
+    /// [`File::paths`], and the range in it.
+    pub fn locate(&self, bytes: &[u8]) -> Option<(usize, Range<u64>)> {
+        let wanted = bytes.as_ptr_range();
+        let parts = self.parts[..self.n_files.min(self.paths.len())].iter().enumerate();
+        let (number, part) = parts.into_iter().find(|(_, part)| {
+            let own = part.as_ptr_range();
+            own.start <= wanted.start && wanted.end <= own.end
+        })?;
+        part.mapped_file()?;
+        let start = (wanted.start.addr() - part.as_ptr().addr()) as u64;
+        Some((number, start..start + bytes.len() as u64))
+    }
+
+    /// The open file `number` of [`File::paths`]; `None` if it is not mapped.
+    pub fn mapped_file(&self, number: usize) -> Option<&fs::File> {
+        self.parts.get(number)?.mapped_file()
+    }
+
     /// Drops the mapped pages of `bytes`, a slice of this file, from this process's memory; they
     /// are reloaded when read. Does nothing for bytes that are not mapped.
     pub fn release(&self, bytes: &[u8]) {
@@ -295,6 +325,12 @@ impl File {
             }
             hal::Source::Owned(_) => {}
         }
+    }
+
+    /// Drops all mapped pages, and expects reads of single pages from now on: for a model whose
+    /// weights are read in another way.
+    pub fn expect_few_reads(&self) {
+        self.parts.iter().for_each(Bytes::expect_few_reads);
     }
 
     /// Starts to read the whole file into memory, for a caller that will read it sequentially.
@@ -380,7 +416,8 @@ fn open_backing(path: &Path) -> Result<Backing, Problem> {
         return Err(Problem::Empty);
     }
     let file = fs::File::open(path).map_err(io_error("open"))?;
-    Ok(Backing::Mapped(map(&file).map_err(io_error("map"))?))
+    let map = map(&file).map_err(io_error("map"))?;
+    Ok(Backing::Mapped(Mapping::new(map, file, path)))
 }
 
 /// The part of an error message that suggests a file in the directory at `path`.

@@ -194,9 +194,10 @@ impl<'a> Cursor<'a> {
             return Err(Problem::NameLength { place: self.place.clone(), found, limit: MAX_NAME });
         }
         let bytes = self.take(found)?;
-        std::str::from_utf8(bytes).map(str::to_owned).map_err(|_| Problem::NameText {
+        // Copied before it is checked: another process may change the file in between.
+        String::from_utf8(bytes.to_vec()).map_err(|wrong| Problem::NameText {
             place: self.place.clone(),
-            found: String::from_utf8_lossy(bytes).into_owned(),
+            found: String::from_utf8_lossy(wrong.as_bytes()).into_owned(),
         })
     }
 

@@ -15,9 +15,9 @@ use std::{fs, io};
 /// The I/O error.
 pub(super) fn map(file: &fs::File) -> io::Result<memmap2::Mmap> {
     // SAFETY: the mapping is read-only and private to `Backing`, which returns only `&[u8]` of
-    // plain bytes, so no value can become invalid by a change of the file. The user must not
-    // truncate the file while it is mapped: in that case the system ends the process, and memory
-    // is not corrupted.
+    // plain bytes. Text is copied before it is checked, so no value can become invalid by a change
+    // of the file. If the file is truncated while it is mapped, a read ends the process
+    // (`fault.rs`), and memory is not corrupted.
     let map = unsafe { memmap2::Mmap::map(file) }?;
     // A system or file system without huge pages returns an error, which changes only the speed.
     #[cfg(target_os = "linux")]
@@ -38,6 +38,20 @@ pub(super) fn release(map: &memmap2::Mmap, range: Range<usize>) {
     }
     #[cfg(not(unix))]
     let _ = (map, range);
+}
+
+/// Expects reads of single pages from now on, and drops all pages from this process's memory and, if
+/// no other process uses them, from the page cache.
+pub(super) fn expect_few_reads(map: &memmap2::Mmap, file: &fs::File) {
+    #[cfg(unix)]
+    let _ = map.advise(memmap2::Advice::Random);
+    #[cfg(target_os = "linux")]
+    let _ = map.advise(memmap2::Advice::NoHugePage);
+    release(map, 0..map.len());
+    #[cfg(target_os = "linux")]
+    let _ = rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed);
+    #[cfg(not(target_os = "linux"))]
+    let _ = file;
 }
 
 /// Starts to read the whole file into memory. This only reduces later waits.

@@ -59,6 +59,14 @@ pub(super) fn paths(path: &Path, count: u64) -> Result<impl Iterator<Item = Path
     }))
 }
 
+/// The paths of all parts that belong to `path` by its name; only `path` for any other name.
+pub fn parts_by_name(path: &Path) -> Vec<PathBuf> {
+    let name = path.file_stem().unwrap_or_default().to_string_lossy();
+    let count = name.rsplit_once("-of-").and_then(|(_, count)| count.parse().ok());
+    let all = count.filter(|&count| count > 0).and_then(|count| paths(path, count).ok());
+    all.map_or_else(|| vec![path.to_owned()], Iterator::collect)
+}
+
 /// Splits a file name into the text before `-00001-of-00003` and the text after it; `None` for any
 /// other name.
 fn prefix(name: &str, count: u64) -> Option<(&str, &str)> {

@@ -5,18 +5,12 @@
 
 use std::{
     collections::HashSet,
-    ffi::OsStr,
-    fs,
     io::{self, Read, Write},
-    mem,
-    path::{Path, PathBuf},
-    process,
-    time::Duration,
+    path::Path,
 };
 
 use super::{
-    Container, Error, Problem, TensorInfo, TensorType, Value,
-    chunked::ChunkedWriter,
+    CompleteFile, Container, Error, PartFile, Problem, TensorInfo, TensorType, Value,
     disk::free_bytes,
     header::{ALIGNMENT_KEY, DEFAULT_ALIGNMENT, MAX_DEPTH, MAX_HEADER, MAX_NAME, check_alignment},
     value::encode_string,
@@ -24,10 +18,8 @@ use super::{
 
 /// The version of written files.
 const VERSION: u32 = 3;
-/// Temporary names to try; each existing one is a leftover of a killed process.
-const MAX_ATTEMPTS: u32 = 1000;
-/// A process that is still writing updates its file more often than this.
-const ABANDONED: Duration = Duration::from_secs(15 * 60);
+/// `EFAULT` of every Unix: a mapped file that is copied has become shorter, or its disk fails.
+const EFAULT: i32 = if cfg!(unix) { 14 } else { i32::MIN };
 /// Used instead of a file name in errors of a container in memory.
 const UNNAMED: &str = "new container";
 
@@ -112,8 +104,25 @@ impl Writer {
     /// Starts the file at `path`, under a temporary name in the same folder.
     ///
     /// # Errors
-    /// An I/O error, a full disk, a header or a data section that is too large.
+    /// A file at `path` that must not be replaced, an I/O error, a full disk, a header or a data section that is too large.
     pub fn create(self, path: &Path) -> Result<DataWriter<PartFile>, Error> {
+        self.create_with(path, PartFile::create)
+    }
+
+    /// As [`Writer::create`] for a file that only this program writes, so this run may have mapped
+    /// the file that it replaces.
+    ///
+    /// # Errors
+    /// As [`Writer::create`].
+    pub fn create_own(self, path: &Path) -> Result<DataWriter<PartFile>, Error> {
+        self.create_with(path, PartFile::create_own)
+    }
+
+    fn create_with(
+        self,
+        path: &Path,
+        create: impl FnOnce(&Path) -> Result<PartFile, Problem>,
+    ) -> Result<DataWriter<PartFile>, Error> {
         let name = path.display().to_string();
         let wanted = self.tensors.iter().fold(0, |sum: u64, t| sum.saturating_add(t.n_bytes()));
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
@@ -124,7 +133,7 @@ impl Writer {
                 Problem::Disk { wanted: hal::Bytes(wanted), free: hal::Bytes(free) },
             ));
         }
-        let part = PartFile::create(path).map_err(|problem| Error::new(&name, problem))?;
+        let part = create(path).map_err(|problem| Error::new(&name, problem))?;
         self.start(name, part)
     }
 
@@ -260,9 +269,13 @@ impl<S: Write> DataWriter<S> {
     }
 
     fn put(&mut self, bytes: &[u8]) -> Result<(), Error> {
-        self.sink
-            .write_all(bytes)
-            .map_err(|reason| self.error(Problem::Io { action: "write", reason }))
+        self.sink.write_all(bytes).map_err(|reason| {
+            // The system read the bytes for the call, so there was no SIGBUS.
+            if reason.raw_os_error() == Some(EFAULT) {
+                return self.error(Problem::SourceLost);
+            }
+            self.error(Problem::Io { action: "write", reason })
+        })
     }
 
     fn check_complete(&self) -> Result<(), Error> {
@@ -309,141 +322,5 @@ impl DataWriter<Vec<u8>> {
     pub fn finish(self) -> Result<Vec<u8>, Error> {
         self.check_complete()?;
         Ok(self.sink)
-    }
-}
-
-/// A file under a temporary name. It is removed if dropped before it is complete.
-#[derive(Debug)]
-pub struct PartFile {
-    file: ChunkedWriter<fs::File>,
-    place: CompleteFile,
-}
-
-/// A complete and closed file under a temporary name. It is removed if dropped without
-/// [`CompleteFile::publish`].
-#[derive(Debug)]
-pub struct CompleteFile {
-    /// Empty after publishing.
-    temporary: PathBuf,
-    target: PathBuf,
-}
-
-impl PartFile {
-    /// Starts the file that will be renamed to `target`.
-    ///
-    /// # Errors
-    /// I/O errors.
-    pub fn create(target: &Path) -> Result<PartFile, Problem> {
-        let io_error = |reason| Problem::Io { action: "create", reason };
-        let Some(name) = target.file_name() else {
-            return Err(io_error(io::Error::new(io::ErrorKind::InvalidInput, "no file name")));
-        };
-        drop_abandoned(target, name);
-        let mut attempt = 0;
-        loop {
-            let mut temporary = std::ffi::OsString::from(format!("{}-{attempt}.", process::id()));
-            temporary.push(name);
-            temporary.push(".part");
-            let temporary = target.with_file_name(temporary);
-            match fs::File::create_new(&temporary) {
-                Ok(file) => {
-                    let file = ChunkedWriter::new(file);
-                    let place = CompleteFile { temporary, target: target.to_owned() };
-                    return Ok(PartFile { file, place });
-                }
-                Err(e) if e.kind() == io::ErrorKind::AlreadyExists && attempt < MAX_ATTEMPTS => {
-                    attempt += 1;
-                }
-                Err(reason) => return Err(io_error(reason)),
-            }
-        }
-    }
-
-    /// Syncs the file to disk, then renames it.
-    ///
-    /// # Errors
-    /// I/O errors.
-    pub fn commit(self) -> Result<(), Problem> {
-        self.complete()?.rename()
-    }
-
-    /// Syncs the file to disk.
-    fn complete(mut self) -> Result<CompleteFile, Problem> {
-        let io_error = |reason| Problem::Io { action: "write", reason };
-        self.file.flush().map_err(io_error)?;
-        self.file.get_ref().sync_all().map_err(io_error)?;
-        Ok(self.place)
-    }
-}
-
-/// Removes temporary files of `target` that killed processes left: a file counts as abandoned if it
-/// has not been written for [`ABANDONED`].
-fn drop_abandoned(target: &Path, name: &OsStr) {
-    let folder =
-        target.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let Ok(entries) = fs::read_dir(folder) else { return };
-    let name = name.to_string_lossy();
-    let is_temporary = |file: &str| {
-        let numbers = file.strip_suffix(".part").and_then(|file| file.strip_suffix(&*name));
-        let numbers = numbers.and_then(|file| file.strip_suffix('.')?.split_once('-'));
-        numbers.is_some_and(|(id, n)| id.parse::<u32>().is_ok() && n.parse::<u32>().is_ok())
-    };
-    for entry in
-        entries.flatten().filter(|entry| is_temporary(&entry.file_name().to_string_lossy()))
-    {
-        let age = entry.metadata().and_then(|file| file.modified()).map(|time| time.elapsed());
-        if matches!(age, Ok(Ok(age)) if age > ABANDONED) {
-            // A leftover only costs disk space, so a failure is ignored.
-            let _ = fs::remove_file(entry.path());
-        }
-    }
-}
-
-impl Write for PartFile {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.file.write(bytes)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.file.flush()
-    }
-}
-
-impl CompleteFile {
-    /// Renames the file, replacing an existing file.
-    ///
-    /// # Errors
-    /// An I/O error. The file is then removed.
-    pub fn publish(self) -> Result<(), Error> {
-        let name = self.target.display().to_string();
-        self.rename().map_err(|problem| Error::new(&name, problem))
-    }
-
-    /// Bytes of the file.
-    ///
-    /// # Errors
-    /// The I/O error.
-    pub fn size(&self) -> Result<u64, Error> {
-        let io_error = |reason| {
-            let problem = Problem::Io { action: "open", reason };
-            Error::new(&self.target.display().to_string(), problem)
-        };
-        Ok(fs::metadata(&self.temporary).map_err(io_error)?.len())
-    }
-
-    fn rename(mut self) -> Result<(), Problem> {
-        let io_error = |reason| Problem::Io { action: "rename the finished file", reason };
-        fs::rename(&self.temporary, &self.target).map_err(io_error)?;
-        mem::take(&mut self.temporary);
-        Ok(())
-    }
-}
-
-impl Drop for CompleteFile {
-    fn drop(&mut self) {
-        // `drop` cannot return an error; a leftover temporary file is harmless.
-        if !self.temporary.as_os_str().is_empty() {
-            let _ = fs::remove_file(&self.temporary);
-        }
     }
 }

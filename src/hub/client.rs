@@ -2,6 +2,7 @@
 
 use crate::error::{Error, io_error};
 use crate::{ModelName, Options, Token};
+use std::io::Read;
 use std::sync::Arc;
 use std::time::Duration;
 use ureq::http::HeaderMap;
@@ -15,6 +16,9 @@ const SILENCE: Duration = Duration::from_secs(30);
 const MAX_REDIRECTS: usize = 8;
 /// Largest description of a repository, in bytes.
 const MAX_DESCRIPTION: u64 = 64 << 20;
+
+/// Largest file of certificates, in bytes.
+const MAX_PEM: u64 = 16 << 20;
 
 /// Sends requests to one hub, and to the servers that it redirects to.
 #[derive(Debug)]
@@ -110,7 +114,10 @@ impl Client {
         let mut tls = TlsConfig::builder();
         if let Some(path) = &options.certificates {
             let action = "read certificates from";
-            let pem = std::fs::read(path).map_err(io_error(action, path))?;
+            let mut pem = Vec::new();
+            let file = std::fs::File::open(path);
+            let read = file.and_then(|file| file.take(MAX_PEM).read_to_end(&mut pem));
+            read.map_err(io_error(action, path))?;
             let certificate = |item| match item {
                 Ok(PemItem::Certificate(certificate)) => Some(certificate),
                 Ok(_) | Err(_) => None,

@@ -20,7 +20,8 @@ impl LayerReader<'_> {
         let suffix = if spec.dense_beside == DenseBeside::None { "_shexp" } else { "" };
         let part = |part: &str| format!("ffn_{part}{suffix}");
         let up = format!("{}.weight", part("up"));
-        let is_needed = spec.dense_beside == DenseBeside::Normed;
+        let is_needed =
+            matches!(spec.dense_beside, DenseBeside::Normed | DenseBeside::EarlyExperts);
         if !self.has_experts() || !(is_needed || self.has(&up)) {
             return Ok(None);
         }
@@ -30,6 +31,9 @@ impl LayerReader<'_> {
                 before: norm(spec.ffn_norm)?,
                 after: Some([norm("post_ffw_norm_1")?, norm("post_ffw_norm_2")?]),
             }),
+            DenseBeside::EarlyExperts => {
+                Some(SharedNorms { before: norm(spec.ffn_norm)?, after: None })
+            }
             // The experts' input is scaled, that of the shared expert is not.
             DenseBeside::None if spec.routing.scales_input => {
                 Some(SharedNorms { before: norm(spec.ffn_norm)?, after: None })

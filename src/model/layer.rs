@@ -19,6 +19,8 @@ pub struct Affine<T = HostRows> {
 pub struct Frame<T = HostRows> {
     /// Whether mixer and feed-forward block both read the layer's input.
     pub parallel: bool,
+    /// Whether the experts read the layer's input, before the mixer.
+    pub early_experts: bool,
     /// Norm before the mixer; `None` without a mixer or such a norm.
     pub attn_norm: Option<Affine<T>>,
     /// The mixer, which combines tokens.
@@ -205,6 +207,7 @@ impl<T> Frame<T> {
     pub fn try_map<U, E>(&self, f: &mut MapOperand<'_, T, U, E>) -> Result<Frame<U>, E> {
         Ok(Frame {
             parallel: self.parallel,
+            early_experts: self.early_experts,
             post_eps: self.post_eps,
             attn_norm: try_map_maybe(&self.attn_norm, "attn_norm", f)?,
             mixer: self.mixer.try_map(f)?,

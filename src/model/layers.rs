@@ -16,7 +16,9 @@ use super::mixer::Mixer;
 use super::reader::{Reader, f32_matrix};
 use super::rope::RopeTable;
 use super::rope_scaling::Scaling;
-use super::{Affine, ArchSpec, BlockKind, Clamp, DenseBeside, Error, Experts, Hyper, PerLayer};
+use super::{
+    Affine, ArchSpec, BlockKind, Clamp, DenseBeside, Error, Experts, Hyper, PerLayer, xielu,
+};
 
 /// The router, which all layers with experts have.
 const ROUTER: &str = "ffn_gate_inp.weight";
@@ -32,6 +34,8 @@ pub(super) struct Layers<'a> {
     /// Limits of the activation in dense blocks and shared experts, and in experts, of each layer;
     /// 0 for none.
     limits: [Vec<f32>; 2],
+    /// The activation of each layer, if they differ.
+    activations: Option<Vec<Activation>>,
     pub(super) heads: Heads,
     pub(super) ropes: Ropes,
     /// Number of neurons of the dense block of each layer; 0 in layers without a block.
@@ -70,6 +74,11 @@ impl<'a> Layers<'a> {
                 keys.limits("swiglu_clamp_exp", n_listed)?,
             ],
         };
+        let activations = if let Activation::XIelu { .. } = activation {
+            Some(xielu::read(keys, n_listed)?)
+        } else {
+            None
+        };
         Ok(Layers {
             reader,
             keys,
@@ -78,6 +87,7 @@ impl<'a> Layers<'a> {
             ffn_kind,
             activation,
             limits,
+            activations,
             heads,
             ropes,
             n_ff,
@@ -293,6 +303,7 @@ impl LayerReader<'_> {
         let vector = |tensor: &str, n| reader.optional_vector(&self.tensor(tensor), n);
         Ok(Frame {
             parallel,
+            early_experts: spec.dense_beside == DenseBeside::EarlyExperts && experts.is_some(),
             attn_norm,
             mixer,
             post_attn_norm: post_norm(["post_attention_norm", "attn_output_norm"], mixes)?,
@@ -347,7 +358,10 @@ impl LayerReader<'_> {
 
     /// The activation of the dense block or the shared expert, or of the experts.
     pub(super) fn activation(&self, of_experts: bool) -> Activation {
-        let Layers { spec, activation, limits, .. } = self.layers;
+        let Layers { spec, activation, activations, limits, .. } = self.layers;
+        if let Some(activations) = activations {
+            return activations[self.index];
+        }
         match (spec.clamp, limits[usize::from(of_experts)][self.index]) {
             (Clamp::None, _) | (_, 0.0) => *activation,
             (Clamp::Gate, limit) => Activation::SwigluClamped { limit },
@@ -378,10 +392,13 @@ impl LayerReader<'_> {
     ) -> Result<[Option<Affine>; 2], Error> {
         let spec = self.layers.spec;
         let norm = |part: &str| self.norm(part, self.n_embd()).map(Some);
-        let second = if spec.dense_beside == DenseBeside::Normed && self.has_experts() {
-            "pre_ffw_norm_2"
-        } else {
-            spec.ffn_norm
+        let second = match spec.dense_beside {
+            DenseBeside::Normed if self.has_experts() => "pre_ffw_norm_2",
+            DenseBeside::EarlyExperts if self.has_experts() => "ffn_norm_exps",
+            DenseBeside::None
+            | DenseBeside::Plain
+            | DenseBeside::Normed
+            | DenseBeside::EarlyExperts => spec.ffn_norm,
         };
         if spec.block == BlockKind::PostNorm {
             return Ok([None, None]);

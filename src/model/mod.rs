@@ -23,6 +23,7 @@ mod rope_scaling;
 mod rwkv7;
 mod spec;
 mod weights;
+mod xielu;
 
 pub use attention::{
     Attention, AttentionSizes, HeadNorm, Kv, Latent, LowRank, OutputGate, Temperature,

@@ -112,6 +112,9 @@ pub enum DenseBeside {
     Plain,
     /// A block with norms of its own (Gemma 4).
     Normed,
+    /// A block after the mixer. The experts read the layer's input through a norm of their own
+    /// (Arctic).
+    EarlyExperts,
 }
 
 /// Factor on attention's scores.

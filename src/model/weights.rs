@@ -149,6 +149,12 @@ impl Model {
         self.token_embd.desc().n_rows
     }
 
+    /// Whether the embedding is also the output matrix.
+    #[must_use]
+    pub fn is_tied(&self) -> bool {
+        self.file.tensor("output.weight").is_none()
+    }
+
     /// The feed-forward blocks, each with the index of its layer. Layers without a block are
     /// skipped.
     pub fn blocks(&self) -> impl Iterator<Item = (usize, &Ffn)> {

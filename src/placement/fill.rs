@@ -13,8 +13,12 @@ use hal::Bytes;
 
 use super::estimate::LayerSplit;
 use super::facts::{LayerSizes, Task};
-use super::front::{Cost, Costs, ParetoFront};
+use super::front::{Cost, Costs, EXHAUSTIVE, ParetoFront};
 use super::{CPU, DeviceIndex};
+
+/// Maximum number of entries of [`RunFiller::steps`] if the model has more layers than
+/// [`EXHAUSTIVE`].
+const MAX_STEPS: usize = 1024;
 
 /// Maximum number of stages beyond the groups that make both decode and prefill faster.
 const STAGES: usize = 16;
@@ -38,7 +42,7 @@ pub(super) struct RunFiller<'a> {
     /// evenly used neurons loses least by being whole. Layers that must have one home are adjacent,
     /// and layers that a rule demands on a device come first.
     most_even: Vec<usize>,
-    /// `steps[i]` has the number of groups of each layer after `i` groups were added, in the order
+    /// `steps[i]` has the number of groups of each layer after `i` additions, in the order
     /// of decode time saved per byte.
     steps: Vec<Vec<u16>>,
 }
@@ -131,7 +135,7 @@ impl<'a> RunFiller<'a> {
 
     /// The Pareto fronts of placements of the layers of `range` within `room` bytes, with the first
     /// layer on this device: first the placements that end on this device, then those that end on
-    /// the CPU. Every number of whole layers is tried; the other layers are split or on the CPU. So
+    /// the CPU. Each of [`RunFiller::whole_counts`] is tried; the other layers are split or on the CPU. So
     /// no placement with whole layers only is faster than the result.
     pub(super) fn fill(&self, range: &Range<usize>, room: Bytes) -> Vec<FilledRun> {
         let wholes = self.whole_candidates(range);
@@ -143,7 +147,7 @@ impl<'a> RunFiller<'a> {
         let fixed = task.constraints.whole_layers.is_some();
         let fewest = if fixed { range.len() - n_split - n_on_cpu } else { 0 };
         let (mut on_device, mut ends_on_cpu) = (ParetoFront::default(), ParetoFront::default());
-        for n_whole in (fewest..=wholes.len()).rev() {
+        for n_whole in self.whole_counts(fewest, &wholes) {
             let mut offer = |others: SplitLayers| {
                 let wholes = &wholes[..n_whole];
                 let Some(spots) = self.layer_splits(range, wholes, others, room) else {
@@ -165,6 +169,24 @@ impl<'a> RunFiller<'a> {
             }
         }
         on_device.into_iter().chain(ends_on_cpu).map(|(_, filled)| filled).collect()
+    }
+
+    /// The numbers of whole layers to try, the largest first: all of them, or in a model with very
+    /// many layers some, which do not separate layers that must have one home.
+    fn whole_counts(&self, fewest: usize, wholes: &[usize]) -> Vec<usize> {
+        let all = (fewest..=wholes.len()).rev();
+        if self.costs.step == 1 {
+            return all.collect();
+        }
+        let may_end = |n: &usize| {
+            let next = wholes.get(*n).zip(wholes[..*n].last());
+            next.is_none_or(|(next, last)| !self.costs.task.home_group(*last).contains(next))
+        };
+        let mut counts: Vec<usize> = all.clone().step_by(self.costs.step).collect();
+        counts.iter_mut().for_each(|n| *n = (fewest..=*n).rev().find(may_end).unwrap_or(fewest));
+        counts.push(fewest);
+        counts.dedup();
+        counts
     }
 
     /// The split of each layer, for a result of [`RunFiller::fill`].
@@ -280,7 +302,7 @@ fn stages(both: &Caps, best: &Caps) -> Vec<Caps> {
     (1..=n).map(stage).collect()
 }
 
-/// Entry `i` has the number of groups of each layer after `i` groups were added, in the order of
+/// Entry `i` has the number of groups of each layer after `i` additions, in the order of
 /// decode time saved per byte on `device`. Prefill does not influence the order: all neurons of one
 /// format save the same prefill time.
 fn steps(task: &Task, device: DeviceIndex) -> Vec<Vec<u16>> {
@@ -301,9 +323,14 @@ fn steps(task: &Task, device: DeviceIndex) -> Vec<Vec<u16>> {
     // layer.
     order.sort_by(|a, b| b.0.total_cmp(&a.0).then((a.1, a.2).cmp(&(b.1, b.2))));
     let mut steps = vec![vec![0; task.layers.len()]];
-    for (_, _, layer) in order {
+    // With very many layers, several groups at a time: the list grows with the square.
+    let at_once = match task.layers.len() {
+        ..=EXHAUSTIVE => 1,
+        _ => order.len().div_ceil(MAX_STEPS).max(1),
+    };
+    for groups in order.chunks(at_once) {
         let mut step = steps[steps.len() - 1].clone();
-        step[layer] += 1;
+        groups.iter().for_each(|(_, _, layer)| step[*layer] += 1);
         steps.push(step);
     }
     steps

@@ -40,11 +40,20 @@ pub(super) struct Costs<'a> {
     pub(super) n_prompt: Option<usize>,
     /// By device, whether absent neurons are streamed to it in prefill.
     streams: Vec<bool>,
+    /// Distance of the numbers of layers that the search tries.
+    pub(super) step: usize,
 }
+
+/// Number of layers up to which every number is tried: the time of a search grows with its cube.
+pub(super) const EXHAUSTIVE: usize = 128;
+/// How many numbers are tried in models with more layers.
+const GRID: usize = 32;
 
 impl<'a> Costs<'a> {
     pub(super) fn of_decode(task: &'a Task) -> Costs<'a> {
-        Costs { task, n_prompt: None, streams: vec![false; task.devices.len()] }
+        let n_layer = task.layers.len();
+        let step = if n_layer <= EXHAUSTIVE { 1 } else { n_layer.div_ceil(GRID) };
+        Costs { task, n_prompt: None, streams: vec![false; task.devices.len()], step }
     }
 
     /// Costs of decode and prefill, with absent neurons streamed to the devices `streams` in

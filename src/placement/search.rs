@@ -3,7 +3,8 @@
 //!
 //! The CPU takes the first layers, so that the residual moves only once. Each device takes a run of
 //! layers after them, in the order of the list; the head goes to the last of these devices if that
-//! is faster. Every length of the runs is tried (with several devices, a grid of lengths), and for
+//! is faster. Every length of the runs is tried (with several devices or very many layers, a grid of
+//! lengths), and for
 //! every length each number of whole layers (`fill.rs`). The search is deterministic, and a larger
 //! budget never removes a candidate: every placement that fitted still fits, or one that dominates
 //! it.
@@ -75,7 +76,7 @@ impl<'a> Search<'a> {
         let task = costs.task;
         let n_layer = task.layers.len();
         let step = match devices(task).len() {
-            0 | 1 => 1,
+            0 | 1 => costs.step,
             _ => n_layer.div_ceil(BORDERS).max(1),
         };
         let borders = (0..n_layer).step_by(step).map(|layer| task.home_group(layer).start);

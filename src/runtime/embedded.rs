@@ -12,7 +12,7 @@ pub const NOTICES: &str = include_str!("../../assets/NOTICES.md");
 struct AlignedBytes<T: ?Sized>(T);
 
 const MODEL: &AlignedBytes<[u8]> =
-    &AlignedBytes(*include_bytes!("../../assets/tinystories-relu-f16.gguf"));
+    &AlignedBytes(*include_bytes!(concat!(env!("OUT_DIR"), "/tinystories-relu-f16.gguf")));
 
 /// The GGUF file, byte for byte.
 pub static BYTES: &[u8] = &MODEL.0;

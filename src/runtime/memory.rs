@@ -113,9 +113,31 @@ impl MemoryNeed {
         self.weights + self.merged + self.copies + self.cache + self.scratch
     }
 
+    /// The need if repacked copies are or are not kept in a mapped file.
+    pub(crate) fn with_copies_mapped(self, copies_are_mapped: bool) -> MemoryNeed {
+        MemoryNeed { copies_are_mapped, ..self }
+    }
+
+    /// Weights that are read from the file as they are.
+    pub(crate) fn weights(&self) -> Bytes {
+        self.weights
+    }
+
+    /// The error that `budget` is too small for `weights` and the other items.
+    pub(crate) fn error(&self, budget: Bytes, n_ctx: usize, weights: Bytes) -> Error {
+        let items = MemoryNeed { weights, ..*self }.items(n_ctx);
+        let wanted = weights + self.unmapped();
+        Error::Memory {
+            wanted,
+            total: budget,
+            items,
+            n_ctx: self.fitting_context(budget - weights),
+        }
+    }
+
     /// Sum of the items that have to stay in memory. The system can drop and read again pages of
     /// mapped files.
-    fn unmapped(&self) -> Bytes {
+    pub(crate) fn unmapped(&self) -> Bytes {
         let copies = if self.copies_are_mapped { Bytes(0) } else { self.copies };
         self.merged + copies + self.cache + self.scratch
     }

@@ -48,6 +48,7 @@ mod repack;
 mod runtime;
 mod side_file;
 mod speeds;
+mod tiers;
 
 pub use adapters::{AdapterFile, AdapterNotice};
 pub use assumed_device::AssumedDevice;
@@ -58,8 +59,8 @@ pub use loaded_model::{Model, Sequence};
 pub use machine::{Accelerator, Machine};
 pub use memory::MemoryNeed;
 pub use notice::{
-    DeviceFull, Notice, Observer, PlacementReport, RepackNotice, SharedObserver, SilentObserver,
-    SparsityNotice, Task,
+    DeviceFull, DiskNotice, Notice, Observer, PlacementReport, RepackNotice, SharedObserver,
+    SilentObserver, SparsityNotice, Task,
 };
 pub use open::{Opened, file, tokenizer};
 pub use options::{

@@ -8,6 +8,7 @@ use hal::Bytes;
 
 use crate::adapters::AdapterNotice;
 pub use crate::repack::RepackNotice;
+pub use crate::tiers::DiskNotice;
 
 /// Receives notices and progress. The runtime itself prints nothing.
 pub trait Observer: Send + Sync {
@@ -180,6 +181,8 @@ pub enum Notice {
         /// The needed memory itemised, as text.
         items: String,
     },
+    /// Weights that stay on disk.
+    Disk(DiskNotice),
     /// The model needs more memory than is free now.
     LittleMemory {
         /// Memory that the model needs.
@@ -379,6 +382,7 @@ impl fmt::Display for Notice {
                 f,
                 "the model needs {wanted} of memory, but this machine has {total}: weights are read from the file again and again, which is slow ({items})"
             ),
+            Notice::Disk(notice) => fmt::Display::fmt(notice, f),
             Notice::LittleMemory { wanted, free, items } => write!(
                 f,
                 "the model needs {wanted} of memory, but only {free} are free, so it may run slowly ({items})"

@@ -180,6 +180,9 @@ pub struct DeviceOptions {
     pub main: Option<usize>,
     /// One budget per device, or one for all devices; empty for [`Budget::Auto`].
     pub budgets: Vec<Budget>,
+    /// Host memory for weights, cache and scratch. Weights beyond it stay on disk, and are read
+    /// when they are needed.
+    pub ram_budget: Budget,
     /// User options for the placement.
     pub constraints: PlanConstraints,
     /// The user's overrides of tensor buffers; the first one that matches a tensor counts.
@@ -205,6 +208,7 @@ impl Default for DeviceOptions {
             named: None,
             main: None,
             budgets: Vec::new(),
+            ram_budget: Budget::Auto,
             constraints: PlanConstraints::default(),
             overrides: Vec::new(),
             experts_on_cpu: None,

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use engine::{DenseFrom, Engine, EngineOptions, PlannerInputs};
+use engine::{DenseFrom, Engine, EngineOptions, PagingOptions, PlannerInputs};
 use hal::op::{Activation, FfnKind};
 use hal::{Bytes, Device};
 use model::Model;
@@ -15,6 +15,7 @@ use crate::memory::MemoryNeed;
 use crate::notice::{Notice, Observer, SharedObserver, SilentObserver, SparsityNotice, Task};
 use crate::open::Opened;
 use crate::options::{ContextSize, Options, Sparsity};
+use crate::tiers::DiskTier;
 use crate::{Error, Result, overrides, repack, side_file};
 
 /// Limit of the default context in tokens, because the KV cache grows with the context.
@@ -245,6 +246,7 @@ impl Runtime {
             chooser: None,
             repack: computation.repack,
             converted: None,
+            paging: None,
             placing: PlannerInputs {
                 constraints: computation.devices.constraints,
                 ..PlannerInputs::default()
@@ -289,19 +291,32 @@ impl Runtime {
         let has_devices = !self.machine.others.is_empty();
         let planned = has_devices.then(|| engine::forecast(model, &devices, &settings));
         let on_devices = planned.as_ref().is_some_and(uses_devices);
+        // `without_devices` keeps integrated devices in the need, because they use host memory.
+        let need = |settings: &EngineOptions| {
+            let need = MemoryNeed::new(model, settings, cpu);
+            let machine = &self.machine;
+            planned.as_ref().map_or(need, |forecast| need.without_devices(forecast, machine))
+        };
+        let computation = &self.options.computation;
+        // Weights on disk are not bundled, so that less is repacked.
+        let paging = Some(PagingOptions { budget: Bytes::MAX, depth: 1 });
+        let paged = EngineOptions { paging, ..settings.clone() };
+        let keeps_copies = computation.cache.is_some() && !on_devices;
+        let on_disk = need(&paged).with_copies_mapped(keeps_copies);
+        let disk = DiskTier::new(model, &on_disk, &paged, computation, cpu, observer)?;
+        let settings = EngineOptions { paging: disk.map(|disk| disk.options), ..settings };
         // Repacked weights are only cached for models that are entirely on the CPU.
         let settings = if on_devices {
             settings
         } else {
-            repack::prepare(model, settings, &self.options.computation, cpu, observer)?
+            repack::prepare(model, settings, computation, cpu, observer)?
         };
         report_sparsity(model, &settings, observer);
-        let need = MemoryNeed::new(model, &settings, cpu);
-        // `without_devices` keeps integrated devices in the need, because they use host memory.
-        let need =
-            planned.as_ref().map_or(need, |forecast| need.without_devices(forecast, &self.machine));
-        let memory = cpu.memory().unwrap_or_default();
-        need.check(memory, settings.n_ctx, &self.options.computation, observer)?;
+        let need = need(&settings);
+        if disk.is_none() {
+            let memory = cpu.memory().unwrap_or_default();
+            need.check(memory, settings.n_ctx, computation, observer)?;
+        }
         if let Some(forecast) = &planned {
             self.machine.report(forecast, model, &settings, observer);
             let slower = slower_placement(forecast, model, &devices, &settings);
@@ -316,7 +331,11 @@ impl Runtime {
         let progress = |done: u64, of: u64| observer.progress(Task::Load, Bytes(done), Bytes(of));
         let engine = Engine::load(Arc::clone(model), devices, settings, None, notice, &progress);
         observer.progress(Task::Load, total, total);
-        Ok(engine?)
+        let engine = engine?;
+        if let (Some(disk), Some(tiers)) = (&disk, engine.tiers()) {
+            disk.report(&tiers, observer);
+        }
+        Ok(engine)
     }
 }
 
@@ -391,6 +410,7 @@ pub fn activation_name(model: &Model) -> &'static str {
         (Activation::Silu, _) => "SiLU",
         (Activation::Gelu | Activation::GeluErf, _) => "GELU",
         (Activation::SwigluOai { .. }, _) => "SwiGLU",
+        (Activation::XIelu { .. }, _) => "xIELU",
         (Activation::SwigluClamped { .. } | Activation::SiluClamped { .. }, _) => "SiLU",
     }
 }

@@ -2,10 +2,13 @@
 //! the last bits of results, do not change between starts.
 
 use std::collections::BTreeMap;
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use engine::DenseFrom;
+use gguf::PartFile;
 use hal::format::Format;
 use hal::{Backend, Bytes, Device, DeviceId};
 use learn::learned::lock;
@@ -20,6 +23,9 @@ use crate::options::{Computation, Sparsity};
 
 /// Name of the file. The number changes when the meaning of a value changes.
 const FILE: &str = "speeds-4.json";
+
+/// Bytes of the file that are read.
+const MAX_FILE: u64 = 4 << 20;
 
 /// The shape of the weights that [`measure_speed`] measures with.
 const USUAL: Shape = Shape::of_7b_model(Format::Q4_0);
@@ -143,19 +149,24 @@ impl Speeds {
     /// Saves new values. If that fails, sends a notice, and the next start measures them again.
     pub(crate) fn save(&self, observer: &dyn Observer) {
         let Some(path) = self.path.as_ref().filter(|_| !self.measured.is_empty()) else { return };
-        let temporary = path.with_extension(format!("{}.tmp", std::process::id()));
         let folder = path.parent().map_or(Ok(()), std::fs::create_dir_all);
-        // Keep values that another process saved in the meantime.
-        let _held = lock(path);
+        // Keep values that another process saved in the meantime. Without the lock they may get lost,
+        // and that process measures them again.
+        let _held = lock(path, &AtomicBool::new(false));
         let mut all = saved_values(path);
         all.extend(self.measured.clone());
         let text = format!("{:#}\n", Value::Object(all));
+        let write = || {
+            let mut file = PartFile::create(path)?;
+            file.write_all(text.as_bytes())
+                .map_err(|reason| gguf::Problem::Io { action: "write", reason })?;
+            file.commit()
+        };
         let written = folder
-            .and_then(|()| std::fs::write(&temporary, text))
-            .and_then(|()| std::fs::rename(&temporary, path));
-        if let Err(error) = written {
-            let _ = std::fs::remove_file(&temporary);
-            let (path, reason) = (path.clone(), error.to_string());
+            .map_err(|e| e.to_string())
+            .and_then(|()| write().map_err(|problem| problem.to_string()));
+        if let Err(reason) = written {
+            let path = path.clone();
             observer.notice(&Notice::SpeedsNotKept { path, reason });
         }
     }
@@ -235,8 +246,11 @@ fn prefetch_key(backend: &Arc<dyn Backend>, threads: usize) -> String {
 
 /// The values in the file; empty if the file cannot be read.
 fn saved_values(path: &Path) -> Map<String, Value> {
-    let text = std::fs::read_to_string(path).ok();
-    text.and_then(|text| serde_json::from_str(&text).ok()).unwrap_or_default()
+    let mut text = String::new();
+    let file = std::fs::File::open(path);
+    // A text that is cut off is not valid.
+    let read = file.and_then(|file| file.take(MAX_FILE).read_to_string(&mut text));
+    read.ok().and_then(|_| serde_json::from_str(&text).ok()).unwrap_or_default()
 }
 
 /// Parses a cached [`DenseFrom`]; `None` if it is invalid.

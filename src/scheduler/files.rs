@@ -1,7 +1,7 @@
 //! Writes files that only their owner may read, because saved sequences contain users' texts.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::path::Path;
 
 /// Creates a folder and its parents, accessible only to this user. An existing folder is not
@@ -33,6 +33,15 @@ pub fn write_private(path: &Path, bytes: &[u8]) -> io::Result<()> {
         drop(fs::remove_file(&temporary));
     }
     written
+}
+
+/// Whether a saved sequence may be written to `path`: it is free, or a file that holds one.
+#[must_use]
+pub fn may_replace(path: &Path) -> bool {
+    let Ok(found) = fs::metadata(path) else { return true };
+    let mut start = Vec::new();
+    let mut read = || File::open(path)?.take(16).read_to_end(&mut start);
+    found.is_file() && read().is_ok() && engine::is_saved_sequence(&start)
 }
 
 fn write_new(path: &Path, bytes: &[u8]) -> io::Result<()> {

@@ -71,7 +71,7 @@ mod worker;
 mod writer;
 
 pub use embed::{EmbeddingSink, Pooling};
-pub use files::write_private;
+pub use files::{may_replace, write_private};
 pub use handle::{EmbedError, Generation, Scheduler, StartError, Ticket, Watcher};
 pub use options::{Notice, Observer, SchedulerOptions};
 pub use request::{

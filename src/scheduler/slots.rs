@@ -128,6 +128,10 @@ impl Worker<'_> {
         let sequence = self.idle.of_slot(slot).ok_or(SlotError::Empty { slot })?;
         let bytes = self.engine.save(sequence)?;
         let refused = |reason| SlotError::File { name: name.to_owned(), reason };
+        if !files::may_replace(path) {
+            let what = "a file of this name exists and is not a saved slot";
+            return Err(refused(io::Error::new(io::ErrorKind::AlreadyExists, what)));
+        }
         files::write_private(path, &bytes).map_err(refused)?;
         Ok((sequence.tokens().len(), bytes.len() as u64))
     }
@@ -139,7 +143,13 @@ impl Worker<'_> {
         path: &Path,
     ) -> Result<(usize, u64), SlotError> {
         let refused = |reason| SlotError::File { name: name.to_owned(), reason };
-        let bytes = fs::read(path).map_err(refused)?;
+        let read = || {
+            if fs::metadata(path)?.is_file() {
+                return fs::read(path);
+            }
+            Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file"))
+        };
+        let bytes = read().map_err(refused)?;
         let head = bytes.first_chunk().ok_or(engine::Error::from(engine::NotRestored::Magic))?;
         let n_tokens = self.engine.saved_head(head)?.n_tokens;
         if n_tokens <= self.engine.max_tokens() && !self.free_blocks(n_tokens.div_ceil(KV_BLOCK)) {

@@ -131,8 +131,13 @@ impl Server {
     /// # Errors
     /// [`Error::Serve`].
     pub fn run(self) -> Result<(), Error> {
-        let mut runtime = tokio::runtime::Builder::new_multi_thread();
-        // Two threads are enough, because the model runs on its own threads.
+        // Two threads are enough, because the model runs on its own threads. tokio panics if the
+        // system refuses one; this thread alone serves too.
+        let mut runtime = if can_start_threads(4) {
+            tokio::runtime::Builder::new_multi_thread()
+        } else {
+            tokio::runtime::Builder::new_current_thread()
+        };
         let runtime = runtime.worker_threads(2).thread_name("http").enable_all().build();
         let runtime = runtime.map_err(Error::Serve)?;
         let Server { app, listener, tls } = self;
@@ -173,4 +178,20 @@ impl Handle {
     pub fn stop(&self) {
         self.app.stop.send_replace(true);
     }
+}
+
+/// Whether the system starts `n` more threads.
+fn can_start_threads(n: usize) -> bool {
+    let (hold, held) = std::sync::mpsc::channel::<()>();
+    let held = Arc::new(std::sync::Mutex::new(held));
+    let start = |_| {
+        let held = Arc::clone(&held);
+        let wait = move || drop(held.lock().map(|held| held.recv()));
+        std::thread::Builder::new().spawn(wait).ok()
+    };
+    let threads: Vec<_> = (0..n).map_while(start).collect();
+    drop(hold);
+    let n_started = threads.len();
+    threads.into_iter().for_each(|thread| drop(thread.join()));
+    n_started == n
 }

@@ -341,6 +341,7 @@ fn converting_the_checkpoint_gives_the_published_model() {
             fs::copy(entry.path(), copy.join(entry.file_name())).unwrap();
         }
     }
+    drop(ours);
     conversion(copy, output.clone()).run(&never_stop).unwrap();
     let from_json = File::open(&output).unwrap();
     let tokenizer =

@@ -231,6 +231,17 @@ impl ChangedModel {
 }
 
 #[test]
+fn hostile_keys_of_apertus_are_refused() {
+    let reject = |key: &str, value: GgufValue, says: &str| {
+        ChangedModel::new("apertus").key(&format!("xielu.{key}"), value).fails(says);
+    };
+    reject("eps", (-1.0f32).into(), "expected at least -0.0001");
+    reject("alpha_n", Array::F32(vec![1.0]).into(), "1 numbers");
+    reject("beta", f32::NAN.into(), "finite numbers");
+    ChangedModel::new("apertus").without("xielu.alpha_p").fails("xielu.alpha_p");
+}
+
+#[test]
 fn hostile_keys_of_recurrent_families_are_refused() {
     assert!(
         ChangedModel::new("qwen35").model().is_ok() && ChangedModel::new("lfm2").model().is_ok()

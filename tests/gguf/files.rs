@@ -57,10 +57,11 @@ fn an_unfinished_file_leaves_nothing() {
     let nowhere = folder.path().join("absent").join("model.gguf");
     check(&small(Container::Gguf).create(&nowhere).unwrap_err().to_string(), "cannot create");
     let taken = folder.path().join("taken");
-    fs::create_dir(&taken).unwrap();
     let mut data = small(Container::Gguf).create(&taken).unwrap();
+    fs::create_dir(&taken).unwrap();
     fill(&mut data);
-    check(&data.finish().unwrap_err().to_string(), "cannot rename");
+    check(&data.finish().unwrap_err().to_string(), "the output is a folder");
+    check(&small(Container::Gguf).create(&taken).unwrap_err().to_string(), "only a regular file");
     assert_eq!(fs::read_dir(&folder).unwrap().count(), 1);
 }
 

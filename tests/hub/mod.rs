@@ -12,6 +12,7 @@ use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use server::{COMMIT, Fault, REPOSITORY, TOKEN, TestHub, checksum};
 use tempfile::TempDir;
+use thermocline::embedded;
 
 /// A command whose only folders are in `home`, and whose only hub is `hub`.
 fn command(hub: &TestHub, home: &Path, args: &[&str]) -> Command {
@@ -51,11 +52,6 @@ fn data(seed: u64, n: usize) -> Vec<u8> {
     let mut bytes = vec![0; n];
     ChaCha8Rng::seed_from_u64(seed).fill(&mut bytes[..]);
     bytes
-}
-
-fn built_in() -> Vec<u8> {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/assets/tinystories-relu-f16.gguf");
-    fs::read(path).unwrap()
 }
 
 fn repository(home: &Path) -> PathBuf {
@@ -159,8 +155,8 @@ fn every_part_and_powerinfers_counts_are_pulled() {
 #[test]
 fn commands_open_models_by_name() {
     let home = TempDir::new().unwrap();
-    let model = built_in();
-    let hub = TestHub::start(&[("tiny-F16.gguf", &model)], Fault::None);
+    let model = embedded::BYTES;
+    let hub = TestHub::start(&[("tiny-F16.gguf", model)], Fault::None);
     let name = format!("{REPOSITORY}:F16");
     let info = run(&hub, home.path(), &["info", "-hf", &name, "--json"]);
     let info: serde_json::Value = serde_json::from_str(&succeed(&info)).unwrap();
@@ -191,9 +187,11 @@ fn commands_open_models_by_name() {
 fn a_split_model_opens_from_the_cache() {
     let home = TempDir::new().unwrap();
     let hub = TestHub::start(&[], Fault::None);
-    let model = concat!(env!("CARGO_MANIFEST_DIR"), "/assets/tinystories-relu-f16.gguf");
+    let whole = tempfile::NamedTempFile::new().unwrap();
+    fs::write(whole.path(), embedded::BYTES).unwrap();
     let prefix = home.path().join("tiny");
-    let split = ["split", model, prefix.to_str().unwrap(), "--split-max-tensors", "20"];
+    let (model, prefix) = (whole.path().to_str().unwrap(), prefix.to_str().unwrap());
+    let split = ["split", model, prefix, "--split-max-tensors", "20"];
     succeed(&run(&hub, home.path(), &split));
     let files: Vec<fs::DirEntry> = fs::read_dir(home.path()).unwrap().flatten().collect();
     let parts: Vec<&fs::DirEntry> =
@@ -216,8 +214,8 @@ fn a_split_model_opens_from_the_cache() {
 #[test]
 fn a_model_is_downloaded_from_any_address() {
     let home = TempDir::new().unwrap();
-    let model = built_in();
-    let hub = TestHub::start(&[("tiny-F16.gguf", &model)], Fault::None);
+    let model = embedded::BYTES;
+    let hub = TestHub::start(&[("tiny-F16.gguf", model)], Fault::None);
     let url = format!("{}/cdn/tiny-F16.gguf", hub.url);
     let run_url = ["-mu", &url, "-p", "Once upon", "-n", "2"];
     let out = run(&hub, home.path(), &run_url);

@@ -20,6 +20,9 @@ use thermocline::{devices, embedded};
 use crate::placement_is_invisible::{sim_device, stream::split};
 use crate::support::packed::unpack;
 
+/// An interrupt that never comes.
+static NEVER: AtomicBool = AtomicBool::new(false);
+
 /// Runs the command with its own folder for side files.
 fn thermocline(folder: &Path, args: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_thermocline"));
@@ -279,7 +282,7 @@ fn a_resumed_training_run_gives_the_same_bytes() {
     let recipe = learned.text(Section::Predictor, "recipe").unwrap().to_owned();
     let Layers::Predictors(layers) = chooser(&whole, &model).layers else { panic!("a predictor") };
     // The state after a run that was ended after two layers.
-    let mut maker = PredictorRun::new(&model, &half, &recipe, false).unwrap();
+    let mut maker = PredictorRun::new(&model, &half, &recipe, false, &NEVER).unwrap();
     layers[..2].iter().for_each(|layer| maker.add_predictor(layer.clone()).unwrap());
     let result = read(&SideFile::open(&half, &model.file).unwrap(), &model);
     assert!(result.unwrap_err().to_string().contains("has only 2 of 4 layers"));
@@ -291,10 +294,16 @@ fn a_resumed_training_run_gives_the_same_bytes() {
     // the training if that is requested.
     let done = train_predictor(folder.path(), &half, &short);
     assert!(String::from_utf8_lossy(&done.stderr).contains("is already complete"));
-    let error = PredictorRun::new(&model, &half, "another recipe", false).unwrap_err().to_string();
+    let error =
+        PredictorRun::new(&model, &half, "another recipe", false, &NEVER).unwrap_err().to_string();
     assert!(error.contains("another recipe"), "{error}");
-    assert!(PredictorRun::new(&model, &half, "another recipe", true).unwrap().layers().is_empty());
-    assert_eq!(PredictorRun::new(&model, &half, &recipe, false).unwrap().layers().len(), 4);
+    assert!(
+        PredictorRun::new(&model, &half, "another recipe", true, &NEVER)
+            .unwrap()
+            .layers()
+            .is_empty()
+    );
+    assert_eq!(PredictorRun::new(&model, &half, &recipe, false, &NEVER).unwrap().layers().len(), 4);
 }
 
 #[test]

@@ -1,27 +1,15 @@
-//! Test data that the repository stores compressed by gzip.
+//! Test data that the repository stores compressed (crate `planes`).
 
 use std::fs;
-use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use flate2::read::GzDecoder;
-
 pub(crate) fn unpack(packed: &Path) -> Vec<u8> {
-    let file = fs::File::open(packed).unwrap_or_else(|e| panic!("{}: {e}", packed.display()));
-    let mut bytes = Vec::new();
-    GzDecoder::new(file).read_to_end(&mut bytes).unwrap();
-    bytes
+    planes::decompress(packed).unwrap_or_else(|e| panic!("{}: {e}", packed.display()))
 }
 
-/// The content of a file of planes: the bytes at every `width`-th position, from each of the first
-/// `width` positions on. The bytes of F16 weights and F32 logits compress better apart.
 pub(crate) fn unpack_planes(packed: &Path, width: usize) -> Vec<u8> {
-    let planes = unpack(packed);
-    let mut bytes = vec![0; planes.len()];
-    let places = (0..width).flat_map(|first| (first..planes.len()).step_by(width));
-    places.zip(&planes).for_each(|(place, byte)| bytes[place] = *byte);
-    bytes
+    planes::unpack(packed, width).unwrap_or_else(|e| panic!("{}: {e}", packed.display()))
 }
 
 /// A folder below `target/` with the models, token ids and logits of `tests/families/`, unpacked
@@ -40,7 +28,7 @@ pub(crate) fn families() -> &'static Path {
             }
             let from = packed.join(&name);
             let (name, bytes) = if let Some(name) = name.strip_suffix(".planes.gz") {
-                (name, unpack_planes(&from, if name.ends_with(".logits") { 4 } else { 2 }))
+                (name, unpack_planes(&from, planes::width(name)))
             } else if let Some(name) = name.strip_suffix(".gz") {
                 (name, unpack(&from))
             } else {

@@ -17,6 +17,8 @@ pub(crate) const SRC_CRATES: &[&str] = &[
     "serve",
     "constrain",
     "hub",
+    "store",
+    "planes",
 ];
 
 /// Dependencies that only one crate may have: they take longest to compile.
@@ -32,6 +34,7 @@ pub(crate) const PURE: &[&str] = &[
     "src/learn/",
     "src/constrain/",
     "src/hub/",
+    "src/planes/",
     "src/measure/synthetic/",
     "src/runtime/embedded.rs",
 ];
@@ -59,13 +62,16 @@ pub(crate) const LONG: &[(&str, &str)] = &[];
 
 /// Files of more than 1 MB, with the reason.
 pub(crate) const LARGE: &[(&str, &str)] = &[
-    ("assets/tinystories-relu-f16.gguf", "the built-in model"),
+    ("assets/tinystories-relu-f16.gguf.planes.gz", "the built-in model"),
     ("kernels-cuda/ptx.zst", "PTX of all kernels, compressed (scripts/make_ptx)"),
 ];
 
 /// Files that may contain `unsafe`, with the reason.
 pub(crate) const UNSAFE: &[(&str, &str)] = &[
     ("src/gguf/map.rs", "maps a file and releases its pages"),
+    ("src/store/region.rs", "memory that is filled and released page by page"),
+    ("src/cli/allocation.rs", "an allocator that notes failures"),
+    ("src/cli/signal_actions.rs", "signal handlers"),
     ("backends/simd/src/", "vector instructions"),
     ("backends/cpu/src/buffer.rs", "tensor memory shared by threads"),
     ("backends/cpu/src/thread_pool.rs", "workers borrow a job"),

@@ -143,9 +143,12 @@ fn check_bindings(bindings: &mut [CpuBinding], notice: &Notice) {
             Ok(())
         } else {
             // A separate thread tests the binding, so the caller's affinity stays unchanged.
-            thread::scope(|scope| match scope.spawn(|| affinity::bind(&binding.cpus)).join() {
-                Ok(bound) => bound.map(drop),
-                Err(_) => Err(io::ErrorKind::Other.into()),
+            thread::scope(|scope| {
+                let bind = || affinity::bind(&binding.cpus);
+                match thread::Builder::new().spawn_scoped(scope, bind)?.join() {
+                    Ok(bound) => bound.map(drop),
+                    Err(_) => Err(io::ErrorKind::Other.into()),
+                }
             })
         }
     };

@@ -61,14 +61,19 @@ impl Pages {
 /// pages as it splits chunks.
 pub(crate) fn for_each_node(len: usize, nodes: &[Vec<usize>], touch: impl Fn(Range<usize>) + Sync) {
     let n_pages = len.div_ceil(PAGE);
-    let touch = &touch;
+    let touch_node = |node: usize, cpus: &[usize]| {
+        let _bound = BoundThread::new(cpus);
+        let pages = node_range(n_pages, node, nodes.len());
+        touch((pages.start * PAGE).min(len)..(pages.end * PAGE).min(len));
+    };
+    let touch_node = &touch_node;
     thread::scope(|scope| {
         for (node, cpus) in nodes.iter().enumerate() {
-            scope.spawn(move || {
-                let _bound = BoundThread::new(cpus);
-                let pages = node_range(n_pages, node, nodes.len());
-                touch((pages.start * PAGE).min(len)..(pages.end * PAGE).min(len));
-            });
+            let start = thread::Builder::new().spawn_scoped(scope, move || touch_node(node, cpus));
+            // If the system refuses a thread, this one is bound to the node for a moment.
+            if start.is_err() {
+                touch_node(node, cpus);
+            }
         }
     });
 }

@@ -7,6 +7,7 @@
 use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
+use std::thread::Builder;
 
 use crate::format::{TransposedError, TransposedLayout, TransposedPart};
 use crate::{Error, HostRows, Layout, PackDesc, Result, Select, TensorDesc};
@@ -115,7 +116,10 @@ fn pack_parts(parts: Vec<TransposedPart<'_>>, n_threads: usize) {
     };
     std::thread::scope(|scope| {
         for _ in 1..n_threads {
-            scope.spawn(pack_all);
+            // If the system refuses a thread, the others pack its parts.
+            if Builder::new().spawn_scoped(scope, pack_all).is_err() {
+                break;
+            }
         }
         pack_all();
     });

@@ -2,6 +2,8 @@
 
 use std::borrow::Cow;
 use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
+use std::thread::{self, Builder};
 
 use hal::format::Format;
 use hal::pack::{pack_plain, pack_rows_plain, plain_size, transposed};
@@ -121,18 +123,26 @@ fn convert_rows<'a>(
             Ok(())
         };
         bytes.resize(n * row, 0);
-        let shares = bytes.chunks_mut(share * row).enumerate();
-        std::thread::scope(|scope| {
-            let convert_share = &convert_share;
-            let workers: Vec<_> =
-                shares.map(|(i, out)| scope.spawn(move || convert_share(i, out))).collect();
+        let shares = Mutex::new(bytes.chunks_mut(share * row).enumerate());
+        let next = || shares.lock().unwrap_or_else(PoisonError::into_inner).next();
+        let convert_shares = || {
+            while let Some((i, out)) = next() {
+                convert_share(i, out)?;
+            }
+            Ok(())
+        };
+        thread::scope(|scope| {
+            let start = |_| Builder::new().spawn_scoped(scope, convert_shares).ok();
+            let workers: Vec<_> = (0..n_threads).map_while(start).collect();
             let sent = offset.map_or(Ok(()), |at| sink(at, &previous));
+            // If the system refuses threads, this one converts what they would.
+            let rest = convert_shares();
             // A worker panics only if a length is wrong, which is a bug in this crate.
             workers.into_iter().try_for_each(|thread| match thread.join() {
                 Ok(result) => result,
                 Err(panic) => std::panic::resume_unwind(panic),
             })?;
-            sent
+            rest.and(sent)
         })?;
         std::mem::swap(&mut bytes, &mut previous);
         offset = Some((first * row) as u64);

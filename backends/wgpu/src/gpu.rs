@@ -37,8 +37,8 @@ pub(crate) struct Gpu {
     pipelines: Mutex<HashMap<String, Arc<Pipeline>>>,
     /// Cache file of compiled shaders.
     pipeline_cache: Option<PipelineCacheFile>,
-    /// Held while a thread polls the driver: wgpu panics if two threads poll and the one whose
-    /// time ran out sees the submission retired by the other (`Device::maintain` of wgpu-core 30).
+    /// Held while a thread polls the driver or submits: wgpu panics if a poll whose time ran out
+    /// sees the submission retired by another thread (`Device::maintain` of wgpu-core 30).
     polling: Mutex<()>,
     submissions: AtomicU64,
     dispatches: AtomicU64,
@@ -206,6 +206,8 @@ impl Gpu {
     /// Submits pending writes, then the commands of an encoder if given.
     pub(crate) fn submit(&self, commands: Option<wgpu::CommandBuffer>) -> wgpu::SubmissionIndex {
         self.submissions.fetch_add(1, Ordering::Relaxed);
+        // `submit` retires submissions too.
+        let _polling = self.polling.lock().unwrap_or_else(PoisonError::into_inner);
         self.queue.submit(commands)
     }
 

@@ -3,6 +3,7 @@
 #![allow(unsafe_code, reason = "wgpu has no safe interface for these features")]
 
 use std::fs;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 use hal::MemoryReport;
@@ -94,7 +95,10 @@ impl PipelineCacheFile {
         }
         let temporary = self.path.with_extension(format!("{}.tmp", std::process::id()));
         let file = [&MAGIC[..], &checksum(&data).to_le_bytes(), &data].concat();
-        let written = fs::write(&temporary, file).and_then(|()| fs::rename(&temporary, &self.path));
+        // A leftover of a killed process with this number, or a link that another user made.
+        let _ = fs::remove_file(&temporary);
+        let mut out = fs::File::create_new(&temporary)?;
+        let written = out.write_all(&file).and_then(|()| fs::rename(&temporary, &self.path));
         if written.is_err() {
             // An error here is ignored: the first error is returned.
             let _ = fs::remove_file(&temporary);

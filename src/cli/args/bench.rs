@@ -144,6 +144,12 @@ pub(crate) struct BenchArgs {
     /// Recording the timeline slows the run down.
     #[arg(long, value_name = "FILE", env = "THERMOCLINE_ARG_TRACE", help_heading = "Report")]
     pub(crate) trace: Option<PathBuf>,
+    /// Write the experts or neurons that each token of the prompt uses to a file
+    ///
+    /// `scripts/simulate_tiers` compares policies for weights in memory on such traces. Only the
+    /// first combination of the flags is traced.
+    #[arg(long, value_name = "FILE", env = "THERMOCLINE_ARG_TRACE_EXPERTS", value_hint = clap::ValueHint::FilePath)]
+    pub(crate) trace_experts: Option<PathBuf>,
     /// Draw the comparison as an SVG file
     #[arg(long, value_name = "FILE", env = "THERMOCLINE_ARG_PLOT", help_heading = "Report")]
     pub(crate) plot: Option<PathBuf>,

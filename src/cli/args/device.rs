@@ -36,6 +36,15 @@ pub(crate) struct DeviceArgs {
     #[arg(long, value_name = "SIZE", env = "THERMOCLINE_ARG_VRAM_BUDGET", value_parser = parse::budgets)]
     #[arg(value_delimiter = ',', allow_negative_numbers = true)]
     pub(crate) vram_budget: Vec<Budgets>,
+    /// Hard limit on host memory: 8GiB or 80%; weights beyond it stay on disk
+    ///
+    /// A number is in GiB. The limit covers weights, KV cache and scratch; -1 is the free memory, within the container's
+    /// limit, minus a margin. Weights that do not fit are read from the file when they are needed,
+    /// past the system's page cache. `bench` runs each comma-separated value in turn; `plan` does
+    /// not take the limit into account.
+    #[arg(long, value_name = "SIZE", env = "THERMOCLINE_ARG_RAM_BUDGET", value_parser = parse::budget)]
+    #[arg(value_delimiter = ',', allow_negative_numbers = true)]
+    pub(crate) ram_budget: Vec<Budget>,
     /// Number of whole layers to place on devices, all, or auto (-ngl)
     ///
     /// A number or all keeps layers whole, except with --placement fill and where -ot, -cmoe or
@@ -163,6 +172,7 @@ impl DeviceArgs {
             named: named.filter(|_| !cpu_only),
             main,
             budgets,
+            ram_budget: self.ram_budget.last().copied().unwrap_or(Budget::Auto),
             constraints: PlanConstraints {
                 policy,
                 whole_layers,
@@ -178,7 +188,7 @@ impl DeviceArgs {
         }
     }
 
-    /// Device options for each combination of the values of --backend, --vram-budget,
+    /// Device options for each combination of the values of --backend, --vram-budget, --ram-budget,
     /// --n-gpu-layers, --no-kv-offload, --placement, --main-gpu and --n-cpu-moe, without duplicates.
     pub(crate) fn combinations(&self) -> Vec<DeviceOptions> {
         let mut combinations: Vec<DeviceOptions> = Vec::new();
@@ -210,6 +220,7 @@ impl DeviceArgs {
         let mut combinations = vec![self.clone()];
         split(&mut combinations, &singles(&self.n_gpu_layers), |args, n| args.n_gpu_layers = n);
         split(&mut combinations, &self.no_kv_offload, |args, cpu| args.no_kv_offload = vec![cpu]);
+        split(&mut combinations, &self.ram_budget, |args, budget| args.ram_budget = vec![budget]);
         split(&mut combinations, &self.placement, |args, policy| args.placement = vec![policy]);
         split(&mut combinations, &singles(&self.main_gpu), |args, n| args.main_gpu = n);
         split(&mut combinations, &singles(&self.n_cpu_moe), |args, n| args.n_cpu_moe = n);

@@ -47,6 +47,7 @@ pub(crate) use run::{KeptTokens, Length, RunArgs};
 pub(crate) use sampling::SamplingArgs;
 pub(crate) use serve::ServeArgs;
 
+use super::failure::Failure;
 use clap::builder::TypedValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::num::NonZeroUsize;
@@ -171,6 +172,26 @@ impl Command {
             _ => return None,
         };
         Some(&model.placement)
+    }
+
+    /// The number of threads that the user set, where it limits the whole command.
+    ///
+    /// # Errors
+    /// Invalid words of `quantize`.
+    #[allow(clippy::wildcard_enum_match_arm)] // other commands have no such flag
+    pub(crate) fn n_threads(&self) -> Result<Threads, Failure> {
+        let model = match self {
+            Self::Run(args) | Self::Chat(args) => &args.model,
+            Self::Serve(args) => &args.model,
+            Self::Perplexity(args) => &args.model,
+            Self::Imatrix(args) => &args.model,
+            Self::Predictor(args) => &args.model,
+            Self::Profile(args) => &args.model,
+            Self::Plan(args) => &args.model,
+            Self::Quantize(args) => return args.n_threads(),
+            _ => return Ok(None),
+        };
+        Ok(model.threads.max(model.threads_batch.flatten()))
     }
 
     /// The flags that name models, and the models to open; `None` for a command that opens none.

@@ -95,6 +95,12 @@ pub(crate) struct RunArgs {
     /// Print special tokens as well (-sp)
     #[arg(long, env = "THERMOCLINE_ARG_SPECIAL", value_parser = boolish())]
     pub(crate) special: bool,
+    /// Write control characters of the text to a terminal unchanged
+    ///
+    /// Without it, a terminal shows a picture of each, so that a model or file cannot control it.
+    /// Files and pipes always get the text unchanged.
+    #[arg(long, env = "THERMOCLINE_ARG_RAW", value_parser = boolish())]
+    pub(crate) raw: bool,
     /// Print timings and density on standard error at the end (--no-perf)
     #[arg(long, value_name = "on|off", env = "THERMOCLINE_ARG_PERF", default_value = "on")]
     #[arg(alias = "show-timings")]

@@ -7,6 +7,7 @@ use super::{
 use crate::cli::failure::{Exit, Failure};
 use crate::cli::folders;
 use crate::cli::parse;
+use crate::cli::texts::read_text;
 use clap::Args;
 use clap::builder::TypedValueParser;
 use hal::Bytes;
@@ -16,6 +17,9 @@ use serve::{Address, Config, Cors, Defaults, Endpoints, Limits, LogFormat, LogSi
 use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::time::Duration;
+
+/// Maximum size of a file of API keys.
+const MAX_KEYS: Bytes = Bytes(1 << 20);
 
 /// Serve a model over HTTP.
 #[derive(Args, Clone, Debug)]
@@ -212,7 +216,8 @@ impl ServeArgs {
                 .help("remove --reranking or --pooling"));
         }
         if let Some(path) = self.api_key_file.take() {
-            let keys = std::fs::read_to_string(&path).map_err(|e| {
+            let file = std::fs::File::open(&path);
+            let keys = file.and_then(|file| read_text(file, MAX_KEYS)).map_err(|e| {
                 let message = format!("cannot read the API keys in '{}'", path.display());
                 Failure::new(Exit::Failed, message).caused_by(&e)
             })?;

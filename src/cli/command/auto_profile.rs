@@ -90,7 +90,8 @@ pub(super) fn profile_run(
         Ok(Some(now)) => now.source() == SOURCE && Some(now.n_tokens()) == before,
         Ok(None) | Err(_) => true,
     };
-    match learned::save_if(&path, &model.file, Section::Profile, &contents, true, &same) {
+    let file = &model.file;
+    match learned::save_if(&path, file, Section::Profile, &contents, true, interrupt, &same) {
         Err(error) => terminal.detail(&format!("the profile was not saved: {error}")),
         Ok(false) => terminal.detail("another process saved a profile in the meantime; keeping that one"),
         Ok(true) if is_new => terminal.note(&format!(

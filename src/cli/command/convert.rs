@@ -1,6 +1,7 @@
 //! `thermocline convert`, `quantize`, `split` and `merge`.
 
 use crate::cli::args::{ConvertArgs, MergeArgs, QuantizeArgs, SplitArgs};
+use crate::cli::errors::is_out_of_memory;
 use crate::cli::failure::{Exit, Failure};
 use crate::cli::interrupt::Interrupt;
 use crate::cli::observer::bar;
@@ -35,10 +36,6 @@ pub(crate) fn quantize(args: &QuantizeArgs, terminal: &Terminal) -> Result<(), F
         let summary = job.dry_run()?;
         print_quantized(&summary, job.target, None, terminal);
         return print_sizes(&[(job.output, summary.size)]);
-    }
-    if let Some(n) = args.n_threads()? {
-        // It fails only if the pool exists already, and nothing has used it yet.
-        let _ = rayon::ThreadPoolBuilder::new().num_threads(n.get()).build_global();
     }
     if !args.keep_split {
         let summary = with_bar("quantising", terminal, |progress| job.run(progress))?;
@@ -142,7 +139,7 @@ fn with_bar<T>(
     terminal: &Terminal,
     job: impl FnOnce(Progress<'_>) -> Result<T, Error>,
 ) -> Result<T, Failure> {
-    let interrupt = Interrupt::install_with_termination()?;
+    let interrupt = Interrupt::install()?;
     // The first progress report sets the length. A bar created without a length would stay hidden.
     let bar = bar(what, Bytes(u64::MAX), terminal);
     let done = job(&|done, of| {
@@ -191,6 +188,10 @@ impl From<Error> for Failure {
             Failure::usage(error.to_string())
         } else if let Error::Importance { .. } | Error::ImportanceSize { .. } = error {
             Failure::new(Exit::Failed, "cannot use the importance matrix").caused_by(&error)
+        } else if let Error::Container(file) = &error
+            && is_out_of_memory(file)
+        {
+            Failure::new(Exit::Memory, "not enough memory").caused_by(&error)
         } else if is_os_error(&error) {
             Failure::new(Exit::Failed, "cannot create the output file").caused_by(&error)
         } else {
@@ -208,7 +209,13 @@ fn problem(error: &Error) -> Option<&Problem> {
 /// Whether the operating system caused the error, not the contents of a file.
 fn is_os_error(error: &Error) -> bool {
     let of_output = |problem: &Problem| {
-        matches!(problem, Problem::Disk { .. } | Problem::Io { action: "write" | "create", .. })
+        matches!(
+            problem,
+            Problem::Disk { .. }
+                | Problem::NotReplaceable { .. }
+                | Problem::ReadByThisRun
+                | Problem::Io { action: "write" | "create", .. }
+        )
     };
     matches!(error, Error::Io { .. }) || problem(error).is_some_and(of_output)
 }
@@ -242,6 +249,8 @@ fn help(error: &Error) -> Option<String> {
         "check that all files of the checkpoint were downloaded"
     } else if let Error::Parts { .. } = error {
         "a larger --split-max-size or --split-max-tensors gives fewer files"
+    } else if let Some(Problem::NotReplaceable { .. } | Problem::ReadByThisRun) = problem(error) {
+        "choose another output file"
     } else if let Some(Problem::Disk { .. }) = problem(error) {
         "free some space, or write to another disk"
     } else {

@@ -66,7 +66,7 @@ pub(super) fn train_missing(
             restart: false,
             import: None,
         };
-        profile::make(&source, text, opened, runtime, interrupt, terminal)?;
+        profile::make(&source, text, opened, runtime, interrupt, terminal).map_err(without_out)?;
     }
     let training = TrainingArgs {
         file: None,
@@ -91,7 +91,17 @@ pub(super) fn train_missing(
             terminal.note(&failure.message);
             Ok(())
         }
-        made => made.map(|_| ()),
+        made => made.map(|_| ()).map_err(without_out),
+    }
+}
+
+/// The failure with help for a command that has no `--out`.
+fn without_out(failure: Failure) -> Failure {
+    match &failure.help {
+        Some(help) if help.contains("--out") => failure.help(
+            "make room or another folder (--repack-cache DIR) for the file, or use --sparsity exact, which needs none",
+        ),
+        Some(_) | None => failure,
     }
 }
 

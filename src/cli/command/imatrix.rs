@@ -25,7 +25,7 @@ const BATCH: usize = 64;
 /// has the chunks before it.
 pub(crate) fn run(args: &ImatrixArgs, terminal: &Terminal) -> Result<(), Failure> {
     let text = args.text()?;
-    let interrupt = Interrupt::install_with_termination()?;
+    let interrupt = Interrupt::install()?;
     let start = Instant::now();
     let job = Job { args, earlier: read_files(&args.in_file)?, start, terminal };
     match text {

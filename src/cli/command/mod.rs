@@ -7,6 +7,7 @@ pub(super) mod chat;
 pub(super) mod completions;
 pub(super) mod convert;
 pub(super) mod devices;
+mod disk;
 pub(super) mod doctor;
 mod first_use;
 pub(super) mod imatrix;

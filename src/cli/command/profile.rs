@@ -38,7 +38,7 @@ pub(super) struct SourceText<'a> {
 /// Errors of loading, observing and writing; Ctrl-C. The same command then resumes the profile.
 pub(crate) fn run(args: &ProfileArgs, terminal: &Terminal) -> Result<(), Failure> {
     let text = args.source.text()?;
-    let interrupt = Interrupt::install_with_termination()?;
+    let interrupt = Interrupt::install()?;
     let runtime = Runtime::new(args.model.options(), terminal.stoppable_observer(&interrupt))?;
     let opened = runtime.open(args.model.model.as_deref())?;
     let text = SourceText { text: text.as_deref(), why: "" };
@@ -70,11 +70,11 @@ pub(super) fn make<'a>(
     text: SourceText<'a>,
     opened: &'a Opened,
     runtime: &Runtime,
-    interrupt: &Interrupt,
+    interrupt: &'a Interrupt,
     terminal: &'a Terminal,
 ) -> Result<(ProfileJob<'a>, Profile), Failure> {
     let place = output_path(args, opened, runtime)?;
-    let job = ProfileJob { args, text, terminal, opened, place };
+    let job = ProfileJob { args, text, terminal, opened, interrupt, place };
     let found = job.existing_profile()?;
     let profile = match &args.import {
         Some(folder) => {
@@ -82,7 +82,7 @@ pub(super) fn make<'a>(
             job.save(&profile)?;
             profile
         }
-        None => job.measure(found, runtime, interrupt)?,
+        None => job.measure(found, runtime)?,
     };
     Ok((job, profile))
 }
@@ -114,6 +114,7 @@ pub(super) struct ProfileJob<'a> {
     text: SourceText<'a>,
     terminal: &'a Terminal,
     opened: &'a Opened,
+    interrupt: &'a Interrupt,
     place: PathBuf,
 }
 
@@ -130,7 +131,9 @@ impl ProfileJob<'_> {
     fn save(&self, profile: &Profile) -> Result<(), Failure> {
         let model = &self.opened.model;
         let contents = profile.contents(model);
-        learned::save(&self.place, &model.file, Section::Profile, &contents, self.args.restart)?;
+        let (file, interrupt) = (&model.file, self.interrupt.flag());
+        let (section, restart) = (Section::Profile, self.args.restart);
+        learned::save_if(&self.place, file, section, &contents, restart, interrupt, &|_| true)?;
         Ok(())
     }
 
@@ -163,12 +166,7 @@ impl ProfileJob<'_> {
     }
 
     /// Returns a finished profile: `found` if it is finished, else measures the missing tokens.
-    fn measure(
-        &self,
-        found: Option<Profile>,
-        runtime: &Runtime,
-        interrupt: &Interrupt,
-    ) -> Result<Profile, Failure> {
+    fn measure(&self, found: Option<Profile>, runtime: &Runtime) -> Result<Profile, Failure> {
         let Opened { model, tokenizer } = self.opened;
         let text = self.text.text.unwrap_or(TEXT);
         let tokens = tokenizer
@@ -206,7 +204,7 @@ impl ProfileJob<'_> {
             &text,
             &mut profile,
             &mut gatherer,
-            interrupt.flag(),
+            self.interrupt.flag(),
             &mut |profile, n_more| {
                 bar.set_position((profile.n_tokens() + n_more).min(profile.n_wanted()));
                 if n_more == 0 && saved.elapsed() > SAVE_EVERY && failed.is_none() {

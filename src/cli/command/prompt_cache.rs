@@ -1,13 +1,13 @@
 //! `--prompt-cache`: a sequence's tokens and KV cache in a file, for the next run.
 
 use std::fs;
-use std::io::Read;
+use std::io;
 use std::path::Path;
 
 use crate::cli::args::RunArgs;
 use crate::cli::failure::{Exit, Failure};
 use crate::cli::terminal::Terminal;
-use crate::engine::{self, Engine, Sequence};
+use crate::engine::{Engine, Sequence};
 
 /// The sequence in the file of `--prompt-cache`; an empty one without the flag or without the file.
 ///
@@ -37,7 +37,13 @@ fn exists(path: &Path) -> bool {
 /// # Errors
 /// A file that cannot be read.
 pub(super) fn read(path: &Path) -> Result<Vec<u8>, Failure> {
-    fs::read(path).map_err(|error| {
+    let whole = || {
+        if !fs::metadata(path)?.is_file() {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file"));
+        }
+        fs::read(path)
+    };
+    whole().map_err(|error| {
         let message = format!("cannot read the prompt cache '{}'", path.display());
         Failure::new(Exit::Failed, message).caused_by(&error)
     })
@@ -74,20 +80,12 @@ pub(super) fn save(
     write(path, engine, sequence)
 }
 
-/// Whether `path` is free, or a file that holds a saved sequence.
-fn may_replace(path: &Path) -> bool {
-    let Ok(found) = fs::metadata(path) else { return true };
-    let mut start = Vec::new();
-    let mut read = || fs::File::open(path)?.take(16).read_to_end(&mut start);
-    found.is_file() && read().is_ok() && engine::is_saved_sequence(&start)
-}
-
 /// Writes a sequence to a file that only its owner can read.
 ///
 /// # Errors
 /// Device errors; a file that cannot be written.
 pub(super) fn write(path: &Path, engine: &mut Engine, sequence: &Sequence) -> Result<(), Failure> {
-    if !may_replace(path) {
+    if !scheduler::may_replace(path) {
         let message =
             format!("cannot write '{}': it exists and is not a prompt cache", path.display());
         return Err(Failure::new(Exit::Failed, message).help("choose another name"));

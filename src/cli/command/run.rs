@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::auto_profile::{self, FinishedRun};
+use super::disk;
 use super::first_use;
 use super::prompt_cache;
 use super::structured::Structured;
@@ -59,7 +60,8 @@ pub(super) fn load_model(
     let bar = measures.then(|| progress::timer(terminal, "measuring the devices"));
     let placing = runtime.placing(&model);
     bar.inspect(ProgressBar::finish_and_clear);
-    let n_ctx = runtime.context(&model, &placing);
+    // Plans several times, which takes a while with very many layers.
+    let n_ctx = interrupt.exit_during(|| (), || runtime.context(&model, &placing));
     let settings = EngineOptions { placing, ..runtime.settings(n_ctx) };
     let engine = runtime.load(&model, settings)?;
     let tokenizer = Arc::new(tokenizer);
@@ -252,15 +254,17 @@ impl<'a> TextOutput<'a> {
         let color = terminal.color_stdout() && args.display_prompt;
         let is_reported = args.json || args.perf && !terminal.is_quiet();
         let prompt = args.display_prompt.then_some(prompt);
-        let (output, newline) = (Output::stdout(), true);
+        let (output, newline) = (Output::of_model(args.raw), true);
         TextOutput { output, color, prompt, newline, is_reported, failed: None }
     }
 
     fn write_prompt(&mut self, text: &str) -> Result<(), Failure> {
         if self.color {
-            self.output.write(format!("{PROMPT}{text}{PROMPT:#}"))?
+            self.output.write(format!("{PROMPT}"))?;
+            self.output.text(text)?;
+            self.output.write(format!("{PROMPT:#}"))?;
         } else {
-            self.output.write(text)?
+            self.output.text(text)?;
         }
         self.newline = text.ends_with('\n');
         self.output.flush()
@@ -274,7 +278,7 @@ impl<'a> TextOutput<'a> {
         if !piece.is_empty() {
             self.newline = piece.ends_with('\n');
         }
-        match written.and_then(|()| self.output.write(piece)).and_then(|()| self.output.flush()) {
+        match written.and_then(|()| self.output.text(piece)).and_then(|()| self.output.flush()) {
             Ok(()) => ControlFlow::Continue(()),
             Err(failure) => {
                 self.failed = Some(failure);
@@ -348,11 +352,12 @@ pub(super) fn perf_line(report: &Report) -> String {
     let speed =
         |n: usize, rate: f64| if n > 0 { format!(", {rate:.1} t/s") } else { String::new() };
     format!(
-        "prompt {read}{}{reused}{} | generated {}{}{density}{devices}{waits}",
+        "prompt {read}{}{reused}{} | generated {}{}{density}{devices}{waits}{}",
         counted(report.n_prompt, "token"),
         speed(report.n_computed, prompt),
         counted(report.n_generated, "token"),
         speed(report.n_steps, generated),
+        disk::summary(report),
     )
 }
 
@@ -405,6 +410,7 @@ pub(super) fn report_perf(
             "exchanged_neurons": report.exchanged.map(|done| done.neurons),
             "device_share_first": report.exchanged.map(|done| done.first),
             "device_share_last": report.exchanged.map(|done| done.last),
+            "disk": disk::fields(report),
             "context_shifts": report.n_shifts,
             "ended": ended(report.ended),
             "notes": terminal.take_held(),

@@ -26,7 +26,7 @@ const MAX_SPILL_TIME: Duration = Duration::from_secs(10);
 /// # Errors
 /// An address, TLS file or model that cannot be used; a failure of the server.
 pub(crate) fn run(args: &ServeArgs, terminal: &Terminal) -> Result<(), Failure> {
-    let interrupt = Interrupt::install_with_termination()?;
+    let interrupt = Interrupt::install()?;
     let server = Server::bind(args.config(sink(terminal)))?;
     let urls = server.urls().join(", ");
     if server.is_public() && args.api_key.is_empty() {

@@ -29,9 +29,9 @@ pub(crate) fn run(args: &TokenizeArgs, terminal: &Terminal) -> Result<(), Failur
             continue;
         }
         for &id in &ids {
-            // A token may be part of a character, so its bytes are written unchanged.
+            // A token may be part of a character, so a pipe gets its bytes unchanged.
             out.write(format!("{id:6} -> '"))?;
-            out.write(tokenizer.piece(id, true).map_err(failed)?)?;
+            out.bytes(tokenizer.piece(id, true).map_err(failed)?)?;
             out.line("'")?;
         }
     }

@@ -1,6 +1,7 @@
 //! How a download is shown: a bar on a terminal, otherwise a line now and then.
 
 use crate::cli::draw_target::draw_target;
+use crate::cli::progress::tick;
 use crate::cli::terminal::{Terminal, printable};
 use hub::Progress;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -116,7 +117,7 @@ impl Progress for DownloadBar {
             Err(_) => bar,
         };
         self.bar.set_position(present);
-        self.bar.enable_steady_tick(Duration::from_millis(500));
+        tick(&self.bar, Duration::from_millis(500));
     }
 
     fn check(&mut self, checked: u64, present: u64) {

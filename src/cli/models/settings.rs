@@ -3,10 +3,15 @@
 use crate::cli::args::HubArgs;
 use crate::cli::failure::Failure;
 use crate::cli::folders;
+use crate::cli::texts::read_text;
+use hal::Bytes;
 use hub::{Hub, Options, Token};
 use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
+
+/// Maximum size of a file with a token.
+const MAX_TOKEN: Bytes = Bytes(64 << 10);
 
 fn variable(name: &str) -> Option<OsString> {
     #[allow(clippy::disallowed_methods)] // only the CLI reads the environment
@@ -65,5 +70,6 @@ fn token(args: &HubArgs, home: Option<&Path>) -> Result<Option<Token>, Failure> 
     }
     let file = variable("HF_TOKEN_PATH").map(PathBuf::from);
     let file = file.or(home.map(|home| home.join("token")));
-    Ok(file.and_then(|file| fs::read_to_string(file).ok()).and_then(|text| Token::new(&text)))
+    let text = |path| fs::File::open(path).and_then(|file| read_text(file, MAX_TOKEN)).ok();
+    Ok(file.and_then(text).and_then(|text| Token::new(&text)))
 }

@@ -9,6 +9,7 @@ mod schemas;
 mod triggers;
 mod validate;
 
+use std::path::Path;
 use std::sync::{Arc, LazyLock};
 
 use rand_chacha::ChaCha8Rng;
@@ -22,8 +23,9 @@ static VOCABULARY: LazyLock<Vocabulary> = LazyLock::new(|| vocabulary(&[]));
 
 /// The built-in vocabulary, in which ids from 300 on are these control tokens.
 fn vocabulary(control: &[&str]) -> Vocabulary {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/tinystories-relu-f16.gguf");
-    let file = gguf::File::open(path.as_ref()).unwrap();
+    let assets = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets");
+    let model = planes::unpack(&assets.join("tinystories-relu-f16.gguf.planes.gz"), 2).unwrap();
+    let file = gguf::File::from_vec(model, "the built-in model").unwrap();
     let mut vocab = Vocab::from_metadata(file.metadata()).unwrap();
     for (id, name) in (300..).zip(control) {
         vocab.tokens[id] = name.as_bytes().to_vec();

@@ -89,7 +89,7 @@ fn piece_of(bytes: &[u8]) -> Result<(String, f32, i32), &'static str> {
     fields(bytes, |number, field| {
         match (number, field) {
             (1, Field::Bytes(bytes)) => {
-                text = std::str::from_utf8(bytes).map_err(|_| "a piece is not UTF-8")?.to_owned();
+                text = String::from_utf8(bytes.to_vec()).map_err(|_| "a piece is not UTF-8")?;
             }
             (2, Field::Float(value)) => score = value,
             // SentencePiece's type numbers are the same as GGUF's.

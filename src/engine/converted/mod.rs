@@ -112,6 +112,12 @@ pub enum StaleFile {
     /// The file cannot be read, is truncated, or is not a valid GGUF container.
     #[error("the file is damaged: {0}")]
     Damaged(#[from] gguf::Error),
+    /// The file of another user, which could make the model answer anything.
+    #[error("it belongs to user {owner}, who is neither you, nor root, nor the owner of the model")]
+    Owner {
+        /// The owner's number.
+        owner: u32,
+    },
     /// The file has another format version or other packs.
     #[error("the file was written by another version or with other options")]
     Other,
@@ -140,6 +146,9 @@ impl RepackFile {
             return Err(StaleFile::Absent);
         }
         let file = File::open(path)?;
+        if let Some(owner) = file.foreign_owner(model) {
+            return Err(StaleFile::Owner { owner });
+        }
         check_header(file.metadata(), model, weights)?;
         let sums = file.tensor(SUMS).ok_or(StaleFile::Other)?;
         let sums = file.bytes(sums)?.as_chunks::<8>().0;
@@ -158,6 +167,10 @@ impl RepackFile {
         }
         let known = weights.iter().map(|w| (w.label.clone(), w.pack.clone(), w.stored));
         Ok(Arc::new(RepackFile { weights: known.collect(), file }))
+    }
+
+    pub(crate) fn file(&self) -> &File {
+        &self.file
     }
 
     /// The bytes of the pack labelled `label`; `None` if the file has no such pack in this layout.

@@ -73,7 +73,7 @@ pub fn write(
     files::drop_leftovers(folder);
     let total = size(weights);
     check_disk(total, free_bytes(folder).map(Bytes))?;
-    let mut data = header(model, weights)?.create(path)?;
+    let mut data = header(model, weights)?.create_own(path)?;
     report(0, total.0)?;
     let (mut pack, mut sums, mut done) = (Vec::new(), Vec::new(), 0);
     for weight in weights {

@@ -8,6 +8,7 @@ use placement::Neurons;
 use super::Loader;
 use crate::error::Result;
 use crate::ops::ffn::{FfnShare, PackedFfn, select_values, thresholds};
+use crate::paging::Owner;
 use crate::size::Sizing;
 
 pub(crate) type FfnTensors = FfnShare<Tensor>;
@@ -47,7 +48,8 @@ impl Loader<'_> {
         let label = |part: &str| format!("blk.{layer}.{part}");
         let mut matrices = Vec::new();
         for PackedFfn { matrix, rows, pack, cols } in mode.packs(device, ffn, neurons) {
-            let tensor = self.import(device, &label(matrix.label()), &pack, &rows)?;
+            let tensor =
+                self.import(device, Owner::Neurons(layer), &label(matrix.label()), &pack, &rows)?;
             if cols.len() < 2 {
                 matrices.push(tensor);
                 continue;

@@ -11,27 +11,35 @@ use crate::converted::Weight;
 use crate::error::Result;
 use crate::ops::ffn::{FfnMode, PackedFfn};
 use crate::options::EngineOptions;
+use crate::paging::{Owner, PagedWeights};
 
 impl Loader<'_> {
     /// Loads a pack onto `device`. Pages of the model file that were read only to copy them are
-    /// dropped from memory.
+    /// dropped from memory. What the CPU would use in place is paged, if the model's weights are
+    /// partly on disk.
     pub(crate) fn import(
         &self,
         device: &Device,
+        owner: Owner,
         label: &str,
         pack: &PackDesc,
         rows: &HostRows,
     ) -> Result<Tensor> {
         let converted = self.sizing.options.converted.as_ref();
+        let paged = self.paged.filter(|_| device.info().kind == DeviceKind::Cpu);
         let kept = device
             .stored_pack(pack, rows)
             .and_then(|stored| converted.and_then(|packs| packs.find(label, pack, stored)));
         if let Some(bytes) = kept {
-            return Ok(device.adopt(pack, bytes)?);
+            let adopt = |bytes| Ok(device.adopt(pack, bytes)?);
+            let paged = paged.and_then(|paged| paged.page_pack(owner, &bytes, adopt));
+            return paged.unwrap_or_else(|| adopt(bytes));
         }
-        let tensor = device.import(label, pack, rows)?;
         let mapped = matches!(rows.source(), Source::Mapped(_));
-        if device.pack_size(pack, mapped) > Bytes(0) {
+        let in_place = device.pack_size(pack, mapped) == Bytes(0);
+        let paged = paged.filter(|_| in_place).and_then(|paged| paged.page(owner, rows));
+        let tensor = device.import(label, pack, paged.as_ref().unwrap_or(rows))?;
+        if !in_place {
             self.sizing.model.file.release_rows(rows);
         }
         Ok(tensor)
@@ -41,17 +49,30 @@ impl Loader<'_> {
     pub(crate) fn import_whole(
         &self,
         device: &Device,
+        owner: Owner,
         label: &str,
         rows: &HostRows,
     ) -> Result<Tensor> {
-        self.import(device, label, &PackDesc::whole(rows.desc()), rows)
+        self.import(device, owner, label, &PackDesc::whole(rows.desc()), rows)
+    }
+
+    /// As [`Loader::import_whole`], for a vector or for a table of which steps read a few rows. It
+    /// is never paged.
+    pub(crate) fn import_unpaged(
+        &self,
+        device: &Device,
+        label: &str,
+        rows: &HostRows,
+    ) -> Result<Tensor> {
+        let paged: Option<&PagedWeights<'_>> = None;
+        Loader { paged, ..*self }.import_whole(device, Owner::Model, label, rows)
     }
 
     /// Loads a per-neuron vector. On the CPU it is copied, not used in place, if neurons are
     /// exchanged: an exchange writes to it.
     pub(crate) fn vector(&self, device: &Device, label: &str, rows: &HostRows) -> Result<Tensor> {
         if device.info().kind != DeviceKind::Cpu || !self.sizing.counts_rows() {
-            return self.import_whole(device, label, rows);
+            return self.import_unpaged(device, label, rows);
         }
         let tensor = device.alloc(label, rows.desc())?;
         device.queue("import")?.write(&tensor, &rows.rows(0..1)?)?;

@@ -12,7 +12,7 @@ pub use import::to_repack;
 
 use std::ops::Range;
 
-use hal::{Device, KvCache, Mailbox, Tensor};
+use hal::{Device, KvCache, Mailbox, Operand, Tensor};
 
 use model::{Affine, Frame, LayerWeights};
 use placement::{CPU, DeviceIndex, LayerPlacement, Placement, Share};
@@ -21,6 +21,7 @@ use crate::error::Result;
 use crate::ops::embed::Embedding;
 use crate::ops::memory::{self, Cache, Memory};
 use crate::ops::predict::{Predictor, vector};
+use crate::paging::{Owner, PagedWeights, Stops};
 use crate::size::scratch::ScratchShape;
 use crate::size::{Sizing, is_used};
 use ffn::FfnTensors;
@@ -71,11 +72,20 @@ pub(crate) struct LoadedModel {
     pub(crate) layers: Vec<Layer>,
     pub(crate) embed: Embedding<Tensor>,
     pub(crate) head: Head,
+    /// Where each layer's programs are cut because weights are on disk; empty without such weights.
+    pub(crate) stops: Vec<Stops>,
+    /// The router's weights of the next layer as guessed from the residual of the present one,
+    /// `[n_ubatch, n_expert]` on the CPU; `None` unless experts may be on disk.
+    pub(crate) guess: Option<Tensor>,
 }
 
 impl LoadedModel {
     pub(crate) fn lane(&self, device: DeviceIndex) -> &Lane {
         lane(&self.lanes, device)
+    }
+
+    pub(crate) fn stops(&self, layer: usize) -> Stops {
+        self.stops.get(layer).copied().unwrap_or_default()
     }
 
     pub(crate) fn clear_hits(&mut self) -> Result<()> {
@@ -99,6 +109,8 @@ pub(crate) fn lane_mut(lanes: &mut [Option<Lane>], device: DeviceIndex) -> &mut 
 #[derive(Clone, Copy)]
 pub(crate) struct Loader<'a> {
     pub(crate) sizing: Sizing<'a>,
+    /// Where the CPU's weights go that are partly on disk; `None` if all of them are in memory.
+    pub(crate) paged: Option<&'a PagedWeights<'a>>,
     /// Called with the bytes of weights loaded so far and in total.
     pub(crate) progress: &'a dyn Fn(u64, u64),
 }
@@ -116,7 +128,8 @@ impl Loader<'_> {
         for (index, device) in sizing.devices.iter().enumerate() {
             let used = is_used(placement, index);
             let lane = used.then(|| Lane::new(device, &shape, &buckets)).transpose()?;
-            if lane.is_some() && index != CPU {
+            // What is left of the budget holds weights, so it must be known.
+            if lane.is_some() && (index != CPU || self.paged.is_some()) {
                 device.reserve_workspace(sizing.workspace(index))?;
             }
             lanes.push(lane);
@@ -134,7 +147,8 @@ impl Loader<'_> {
         }
         let embed = self.embedding(&sizing.devices[placement.embed])?;
         let head = self.head(placement, &mut lanes, &shape, &embed.tokens)?;
-        Ok(LoadedModel { lanes, layers, embed, head })
+        let guess = self.guess(&lanes)?;
+        Ok(LoadedModel { lanes, layers, embed, head, stops: Vec::new(), guess })
     }
 
     /// For each device, a mailbox for each split layer whose home it is.
@@ -163,7 +177,7 @@ impl Loader<'_> {
         let device = &devices[placed.home];
         let import = |part: &str, rows: &hal::HostRows| {
             let label = format!("blk.{index}.{part}");
-            self.import_whole(device, &label, rows)
+            self.import_whole(device, Owner::Frame(index), &label, rows)
         };
         let n_ff = weights.n_ff();
         let is_empty = |share: &Share| share.neurons.len(n_ff) == 0;
@@ -231,8 +245,20 @@ impl Loader<'_> {
         Ok(Memory { cache, states: states.collect::<hal::Result<_>>()? })
     }
 
+    fn guess(&self, lanes: &[Option<Lane>]) -> Result<Option<Tensor>> {
+        let weights = lanes[CPU].as_ref().and_then(|lane| lane.scratch.weights.as_ref());
+        let weights = weights.filter(|_| self.paged.is_some());
+        let guess = weights.map(|weights| self.sizing.devices[CPU].alloc("guess", weights.desc()));
+        Ok(guess.transpose()?)
+    }
+
     fn embedding(&self, device: &Device) -> Result<Embedding<Tensor>> {
-        Embedding::new(self.sizing.model, &mut |label, rows| self.import_whole(device, label, rows))
+        let model = self.sizing.model;
+        Embedding::new(model, &mut |label, rows| match label {
+            // The head reads all of it.
+            "token_embd" if model.is_tied() => self.import_whole(device, Owner::Model, label, rows),
+            _ => self.import_unpaged(device, label, rows),
+        })
     }
 
     fn head(
@@ -244,9 +270,10 @@ impl Loader<'_> {
     ) -> Result<Head> {
         let Sizing { model, devices, .. } = self.sizing;
         let device = &devices[placement.head];
-        let import = |label: &str, rows: &hal::HostRows| self.import_whole(device, label, rows);
-        let tied = model.file.tensor("output.weight").is_none();
-        let output = if tied && placement.head == placement.embed {
+        let import = |label: &str, rows: &hal::HostRows| {
+            self.import_whole(device, Owner::Model, label, rows)
+        };
+        let output = if model.is_tied() && placement.head == placement.embed {
             embed.clone()
         } else {
             import("output", &model.output)?

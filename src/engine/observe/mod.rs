@@ -308,6 +308,7 @@ impl Observers {
         run(at, &self.embed).replay(&mut step)?;
         for (index, layer) in self.layers.iter().enumerate() {
             let device = layer.home;
+            step.prepare_all(index)?;
             step.copy_residual(at, device)?;
             step.copy_per_layer_embeddings(at, device)?;
             at = device;

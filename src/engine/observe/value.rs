@@ -67,6 +67,9 @@ fn activate(activation: Activation, x: f32) -> f32 {
             x * sigmoid(x)
         }
         Activation::SiluClamped { limit } => (x * sigmoid(x)).min(limit),
+        Activation::XIelu { positive, negative, slope } => {
+            slope * x + if x > 0.0 { positive * x * x } else { negative * (x.exp_m1() - x) }
+        }
     }
 }
 

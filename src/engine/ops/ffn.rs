@@ -25,6 +25,8 @@ pub(crate) struct FfnMode {
     /// Whether the predictors come from the side file, which has one for every block.
     from_side_file: bool,
     repack: bool,
+    /// Whether rows may be bundled, which copies them.
+    bundles: bool,
     dense_from: DenseFrom,
 }
 
@@ -44,6 +46,7 @@ impl FfnMode {
             predicts: options.predicts(model),
             from_side_file: options.chooser_layers().is_some(),
             repack: options.repack,
+            bundles: options.repack && options.paging.is_none(),
             dense_from: options.dense_from,
         }
     }
@@ -121,7 +124,7 @@ impl FfnMode {
     /// bundle stores the rows of a neuron together, so that the device reads them at once. Rows can
     /// be bundled only if they have one format, and down only if the file has one row per neuron.
     fn n_bundled(self, device: &Device, ffn: &Ffn) -> usize {
-        let wanted = self.repack && device.supports_column_views() && ffn.experts.is_none();
+        let wanted = self.bundles && device.supports_column_views() && ffn.experts.is_none();
         if !wanted || !self.lists(ffn) {
             return 0;
         }

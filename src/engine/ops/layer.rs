@@ -7,7 +7,9 @@ use hal::op::{
 };
 use hal::{Batch, Operand, RowSet, Rows};
 
-use model::{Affine, Frame, LayerWeights, Mixer, Model, PredictorInput, RouterInput, SharedExpert};
+use model::{
+    Affine, Experts, Frame, LayerWeights, Mixer, Model, PredictorInput, RouterInput, SharedExpert,
+};
 
 use super::ffn::{FfnMode, FfnOperands, FfnShare};
 use super::memory::Memory;
@@ -80,6 +82,9 @@ pub(crate) fn scratch_of(model: &Model, layer: &LayerWeights) -> Vec<(Role, usiz
     if frame.router_norm.is_some() {
         all.push((Role::RouterInput, hyper.n_embd));
     }
+    if frame.early_experts {
+        all.push((Role::ExpertInput, hyper.n_embd));
+    }
     if frame.shared.as_ref().is_some_and(|shared| shared.norms.is_some()) {
         all.extend([(Role::DenseInput, hyper.n_embd), (Role::DenseOutput, hyper.n_embd)]);
     }
@@ -132,13 +137,20 @@ impl<T: Operand> LayerOps<'_, T> {
         let (s, frame) = (self.scratch, self.frame);
         let mut ops = Vec::new();
         self.route(&mut ops, RouterInput::Layer, &s.x);
+        let early = frame.early_experts.then(|| s.at(Role::ExpertInput, self.model.hyper.n_embd));
+        if let (Some(early), Some(norm)) = (early, &frame.ffn_norm) {
+            ops.push(residual_norm(self.model, &s.x, norm, early));
+        }
         self.input(&mut ops, frame.attn_norm.as_ref(), self.has_mixer());
         self.mix(&mut ops);
         if !self.is_parallel() && self.has_mixer() {
             self.add(&mut ops, frame.post_attn_norm.as_ref(), frame.post_eps[0]);
         }
         let reads_residual = self.facts.ffn.is_some() && !self.is_parallel();
-        self.input(&mut ops, frame.ffn_norm.as_ref(), reads_residual);
+        match early {
+            Some(early) => ops.push(self.copy(early, &s.h)),
+            None => self.input(&mut ops, frame.ffn_norm.as_ref(), reads_residual),
+        }
         if let Mixer::Rwkv7(by) = &frame.mixer {
             self.shift_channels(&mut ops, by);
         }
@@ -155,17 +167,20 @@ impl<T: Operand> LayerOps<'_, T> {
     /// Computes the normed residual into `h`. Without a norm, copies the residual if `is_read` is
     /// set.
     fn input(&self, ops: &mut Vec<Op<T>>, norm: Option<&Affine<T>>, is_read: bool) {
-        let (s, width) = (self.scratch, self.model.hyper.n_embd);
-        let columns = HeadColumns { first: 0, step: width };
+        let s = self.scratch;
         match norm {
             Some(norm) => ops.push(residual_norm(self.model, &s.x, norm, &s.h)),
-            None if is_read => {
-                let (x, y) = (s.x.clone(), s.h.clone());
-                let copy = CopyHeads { x, y, n_head: 1, width, from: columns, to: columns };
-                ops.push(copy.into());
-            }
+            None if is_read => ops.push(self.copy(&s.x, &s.h)),
             None => {}
         }
+    }
+
+    /// Copies values as wide as the residual.
+    fn copy(&self, x: &T, y: &T) -> Op<T> {
+        let width = self.model.hyper.n_embd;
+        let columns = HeadColumns { first: 0, step: width };
+        let (x, y) = (x.clone(), y.clone());
+        CopyHeads { x, y, n_head: 1, width, from: columns, to: columns }.into()
     }
 
     /// The ops from the feed-forward block on.
@@ -278,24 +293,43 @@ impl<T: Operand> LayerOps<'_, T> {
                 Some(_) => self.scratch.at(Role::ExpertScores, experts.n),
                 None => weights,
             };
-            let route = Route {
-                w: router.w.clone(),
-                bias: router.bias.clone(),
-                selection: self.frame.selection.clone(),
-                groups: self.frame.expert_groups.clone(),
-                x: x.clone(),
-                weights: weights.clone(),
-                n_used: experts.n_used,
-                n_groups: experts.n_groups,
-                scoring: experts.scoring,
-                renormalise: experts.renormalise,
-                scale: experts.scale,
-            };
-            ops.push(route.into());
+            ops.push(self.routing(router, experts, x, weights).into());
             if let Some(scale) = &self.frame.expert_scale {
                 let (g, x) = (scale.clone(), weights.clone());
                 ops.push(Mul { g, x, activation: GateActivation::None }.into());
             }
+        }
+    }
+
+    /// Guesses the router's weights of this layer from the residual of an earlier one, into
+    /// `weights`; no ops if the router's input is not the normed residual. Uses `y`.
+    pub(crate) fn guess_experts(&self, weights: &T) -> Vec<Op<T>> {
+        let (s, frame) = (self.scratch, self.frame);
+        let usual = self.model.spec.routing.input == RouterInput::Ffn
+            && frame.input_scale.is_none()
+            && !self.is_parallel();
+        let (Some(norm), Some(router), Some(experts), true) =
+            (&frame.ffn_norm, &frame.router, self.facts.experts(), usual)
+        else {
+            return Vec::new();
+        };
+        let route = self.routing(router, experts, &s.y, weights);
+        vec![residual_norm(self.model, &s.x, norm, &s.y), route.into()]
+    }
+
+    fn routing(&self, router: &Affine<T>, experts: &Experts, x: &T, weights: &T) -> Route<T> {
+        Route {
+            w: router.w.clone(),
+            bias: router.bias.clone(),
+            selection: self.frame.selection.clone(),
+            groups: self.frame.expert_groups.clone(),
+            x: x.clone(),
+            weights: weights.clone(),
+            n_used: experts.n_used,
+            n_groups: experts.n_groups,
+            scoring: experts.scoring,
+            renormalise: experts.renormalise,
+            scale: experts.scale,
         }
     }
 

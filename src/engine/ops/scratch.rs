@@ -92,6 +92,8 @@ pub(crate) enum Role {
     DenseInput,
     /// Output of a dense block in parallel with experts.
     DenseOutput,
+    /// Input of experts that read the layer's input, kept while the mixer runs.
+    ExpertInput,
 }
 
 impl Role {
@@ -128,6 +130,7 @@ impl Role {
             Role::RouterInput => "router_input",
             Role::DenseInput => "dense_input",
             Role::DenseOutput => "dense_output",
+            Role::ExpertInput => "expert_input",
         }
     }
 }

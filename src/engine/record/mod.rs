@@ -20,6 +20,7 @@ use crate::ops::layer::{LayerOps, predictor_input, residual_norm};
 use crate::ops::predict::Predictor;
 use crate::ops::scratch::Scratch;
 use crate::options::EngineOptions;
+use crate::paging::Stop;
 use crate::size::Sizing;
 use crate::timeline::Work;
 
@@ -51,6 +52,9 @@ pub(crate) struct Segment {
     pub(crate) programs: BucketPrograms,
     /// For each token count at which weights are streamed: the legs that replace the program.
     pub(crate) legs: Vec<(usize, Vec<Leg>)>,
+    /// For each token count, the legs that replace the program if weights are partly on disk; else
+    /// empty.
+    pub(crate) paged: Vec<(usize, Vec<PagedLeg>)>,
     /// The device that weights are streamed to between legs.
     pub(crate) via: DeviceIndex,
 }
@@ -65,6 +69,17 @@ pub(crate) struct Leg {
     pub(crate) works: Vec<Work>,
     /// The layer whose chunks run after this leg; `None` after the last leg.
     pub(crate) then: Option<usize>,
+}
+
+/// The program of a segment from one stop to the next.
+#[derive(Debug)]
+pub(crate) struct PagedLeg {
+    /// The stop before the program: its layer, and where in the layer it is; `None` for a first leg
+    /// without one.
+    pub(crate) before: Option<(usize, Stop)>,
+    pub(crate) program: Program,
+    /// The work of each timed span of the program.
+    pub(crate) works: Vec<Work>,
 }
 
 /// The programs of a step.
@@ -86,6 +101,10 @@ impl Programs {
 
     pub(crate) fn legs(&self) -> impl Iterator<Item = &Leg> {
         self.segments.iter().flat_map(|segment| segment.legs.iter().flat_map(|(_, legs)| legs))
+    }
+
+    pub(crate) fn paged_legs(&self) -> impl Iterator<Item = &PagedLeg> {
+        self.segments.iter().flat_map(|segment| segment.paged.iter().flat_map(|(_, legs)| legs))
     }
 }
 

@@ -6,10 +6,11 @@ use hal::{Op, Program, Recorder, Tensor};
 
 use placement::{DeviceIndex, Placement};
 
-use super::{Leg, Recording, Segment, StreamedLayers, view};
+use super::{BucketPrograms, Leg, PagedLeg, Recording, Segment, StreamedLayers, view};
 use crate::error::Result;
 use crate::load::lane::Lane;
 use crate::ops::scratch::Scratch;
+use crate::paging::Stop;
 use crate::timeline::Work;
 
 /// Consecutive layers with one home.
@@ -81,6 +82,9 @@ impl Recording<'_> {
         let lane = self.loaded.lane(run.device);
         let layers = &self.loaded.layers;
         let handed = run.layers.clone().filter(|&i| layers[i].mailbox.is_some()).collect();
+        if run.layers.clone().any(|index| self.loaded.stops(index).any()) {
+            return self.paged_segment(run);
+        }
         let streamed = streamed.iter().find(|to| run.layers.clone().any(|i| to.has(i)));
         let via = streamed.map_or(run.device, |to| to.device);
         let n_whole = streamed
@@ -105,7 +109,69 @@ impl Recording<'_> {
             works = spans;
             Ok(program)
         })?;
-        Ok(Segment { device: run.device, handed, works, programs, legs, via })
+        Ok(Segment { device: run.device, handed, works, programs, legs, via, paged: Vec::new() })
+    }
+
+    /// Records a segment of the CPU whose weights are partly on disk, the largest token count
+    /// first, as in [`Recording::record_buckets`].
+    fn paged_segment(&self, run: &LayerRun) -> Result<Segment> {
+        let mut paged = Vec::new();
+        for (bucket, &n) in self.buckets.iter().enumerate().rev() {
+            paged.push((n, self.paged_legs(run, bucket)?));
+        }
+        paged.reverse();
+        Ok(Segment {
+            device: run.device,
+            handed: Vec::new(),
+            works: Vec::new(),
+            programs: BucketPrograms::default(),
+            legs: Vec::new(),
+            via: run.device,
+            paged,
+        })
+    }
+
+    /// Records a segment for a token count. It is cut at the stop of each layer.
+    fn paged_legs(&self, run: &LayerRun, bucket: usize) -> Result<Vec<PagedLeg>> {
+        let n = self.buckets[bucket];
+        let lane = self.loaded.lane(run.device);
+        let scratch = view(&lane.scratch, n);
+        let mut timed = TimedRecorder::new(lane, &format!("leg {} x {n}", run.layers.start));
+        let (mut legs, mut before) = (Vec::new(), None);
+        if run.embeds {
+            timed.begin(Work::Embedding);
+            self.embed(&mut timed.recorder, lane, &scratch)?;
+        }
+        let mut cut = |timed: &mut TimedRecorder, index: usize, stop: Stop| -> Result<()> {
+            let next = TimedRecorder::new(lane, &format!("leg {index} x {n}"));
+            let ended = std::mem::replace(timed, next);
+            let before = before.replace((index, stop));
+            if !ended.works.is_empty() {
+                let (program, works) = ended.finish()?;
+                legs.push(PagedLeg { before, program, works });
+            }
+            Ok(())
+        };
+        for index in run.layers.clone() {
+            let stops = self.loaded.stops(index);
+            if stops.layer {
+                cut(&mut timed, index, Stop::Layer)?;
+            }
+            let Some(inside) = stops.inside else {
+                self.layer(&mut timed, lane, bucket, &scratch, index)?;
+                continue;
+            };
+            let ops = self.layer_ops(lane, bucket, &scratch, index, None);
+            timed.begin(Work::Attention(index));
+            timed.push(ops.before_neurons())?;
+            timed.push(self.guess(lane, bucket, &scratch, index))?;
+            cut(&mut timed, index, inside)?;
+            timed.begin(Work::Neurons(index));
+            timed.push(ops.ops_after_attention())?;
+        }
+        let (program, works) = timed.finish()?;
+        legs.push(PagedLeg { before, program, works });
+        Ok(legs)
     }
 
     /// Records a segment for a token count at which weights are streamed. It is cut in each
@@ -144,6 +210,24 @@ impl Recording<'_> {
         let (program, works) = timed.finish()?;
         legs.push(Leg { program, handed, works, then: None });
         Ok(legs)
+    }
+
+    /// Guesses which experts the layer after `index` will use, unless `y` is in use.
+    fn guess(
+        &self,
+        lane: &Lane,
+        bucket: usize,
+        scratch: &Scratch<Tensor>,
+        index: usize,
+    ) -> Vec<Op<Tensor>> {
+        let next = index + 1;
+        let uses_y = self.model.layers[index].frame.parallel;
+        let wanted = self.loaded.stops(next).inside == Some(Stop::Router) && !uses_y;
+        let guess = self.loaded.guess.as_ref().filter(|_| wanted);
+        let guess = guess.map(|weights| weights.rows(0..self.buckets[bucket]));
+        let ops =
+            |weights| self.layer_ops(lane, bucket, scratch, next, None).guess_experts(&weights);
+        guess.map(ops).unwrap_or_default()
     }
 
     fn layer(

@@ -14,7 +14,8 @@ use crate::error::{Error, Result};
 use crate::load::lane::Lane;
 use crate::load::{Layer, lane_mut};
 use crate::ops::scratch::{Role, Scratch};
-use crate::record::BucketPrograms;
+use crate::paging::{Needed, Paging, Stop};
+use crate::record::{BucketPrograms, PagedLeg};
 use crate::timeline::Work;
 use arena::{LayerInputs, StepArena};
 
@@ -25,6 +26,10 @@ pub(crate) struct StepState<'a> {
     /// For each layer, the programs of its shares on other devices.
     pub(crate) remotes: &'a [Vec<BucketPrograms>],
     pub(crate) arena: &'a mut StepArena,
+    /// Weights that are partly on disk; `None` if all are in memory.
+    pub(crate) paging: Option<&'a mut Paging>,
+    /// The guess of the router's weights of the next layer on the CPU; `None` if nothing guesses.
+    pub(crate) guess: Option<&'a Tensor>,
     pub(crate) interrupt: &'a AtomicBool,
     /// Number of tokens, padding excluded.
     pub(crate) n: usize,
@@ -164,6 +169,49 @@ impl StepProgram<'_> {
 }
 
 impl StepState<'_> {
+    /// Replays a segment of the CPU whose weights are partly on disk.
+    pub(crate) fn replay_paged(&mut self, device: usize, legs: &[PagedLeg]) -> Result<()> {
+        for PagedLeg { before, program, works } in legs {
+            if let Some((layer, stop)) = *before {
+                self.prepare_layer(device, layer, stop)?;
+            }
+            StepProgram { device, program, handed: &[], works }.replay(self)?;
+        }
+        Ok(())
+    }
+
+    /// Makes resident what the step's tokens need of a layer from a stop on.
+    fn prepare_layer(&mut self, device: usize, layer: usize, stop: Stop) -> Result<()> {
+        let StepState { lanes, arena, paging, guess, interrupt, n, .. } = self;
+        let Some(paging) = paging else { return Ok(()) };
+        let Lane { queue, scratch, .. } = lane_mut(lanes, device);
+        arena.weights.clear();
+        let needed = match stop {
+            Stop::Layer => Needed::Layer,
+            Stop::Router => {
+                if let Some(weights) = &scratch.weights {
+                    arena.weights.resize(*n * arena.sizes.n_expert, 0.0);
+                    queue.read_f32(&weights.rows(0..*n), &mut arena.weights)?;
+                }
+                Needed::Experts(&arena.weights)
+            }
+        };
+        let since = arena.timeline.now();
+        paging.prepare(layer, needed, interrupt)?;
+        if let Some(guess) = guess.filter(|_| stop == Stop::Router) {
+            queue.read_f32(&guess.rows(0..*n), &mut arena.weights)?;
+            paging.read_experts_ahead(layer, &arena.weights);
+        }
+        arena.timeline.record_host(Work::Read(layer), since);
+        Ok(())
+    }
+
+    /// Makes all weights of a layer resident.
+    pub(crate) fn prepare_all(&mut self, layer: usize) -> Result<()> {
+        let StepState { paging, interrupt, .. } = self;
+        paging.as_mut().map_or(Ok(()), |paging| paging.prepare_all(layer, interrupt))
+    }
+
     /// Fails with [`Error::Interrupted`] once the user has interrupted the step.
     pub(crate) fn check_interrupt(&self) -> Result<()> {
         if self.interrupt.load(Ordering::Relaxed) { Err(Error::Interrupted) } else { Ok(()) }

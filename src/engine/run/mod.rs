@@ -22,6 +22,7 @@ use crate::error::{Error, Result};
 use crate::fired::FiredNeurons;
 use crate::ops::ffn::FfnMode;
 use crate::options::EngineOptions;
+use crate::paging::Tiers;
 use crate::replay::arena::{StepArena, StepSizes};
 use crate::sequence::pool::{Pool, PoolSizes};
 use crate::step::StepStats;
@@ -182,6 +183,12 @@ impl Engine {
     #[must_use]
     pub fn exchange_stats(&self) -> Option<ExchangeStats> {
         self.ready.as_ref()?.adapt.as_ref()?.exchange_stats()
+    }
+
+    /// Sizes of the tiers of the CPU's weights; `None` if all of them are in memory.
+    #[must_use]
+    pub fn tiers(&self) -> Option<Tiers> {
+        Some(self.ready.as_ref()?.stepper.paging.as_ref()?.tiers())
     }
 
     /// Devices, the CPU first.

@@ -42,7 +42,7 @@ impl Engine {
             None => sizing.place(&budgets, &mut forecast),
         };
         loop {
-            let loader = Loader { sizing, progress };
+            let loader = Loader { sizing, paged: None, progress };
             match ReadyEngine::build(&loader, &placement, forecast.as_ref()) {
                 Ok((ready, slow)) => {
                     slow.iter().for_each(|slow| (self.notice)(slow));

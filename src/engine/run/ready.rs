@@ -1,13 +1,15 @@
 //! A model that is ready to step: loaded weights, recorded programs, streams, and the exchange of
 //! neurons.
 
-use placement::{Forecast, LayerPlacement, Placement};
+use hal::Bytes;
+use placement::{CPU, Forecast, LayerPlacement, Placement};
 
 use super::watch::WatchState;
 use crate::adapt::NeuronExchange;
 use crate::error::Result;
 use crate::load::{LoadedModel, Loader};
 use crate::observe::Observers;
+use crate::paging::{PagedWeights, Paging, Parts, Plan};
 use crate::record::Recording;
 use crate::size::Sizing;
 use crate::step::Stepper;
@@ -30,6 +32,26 @@ pub(super) fn loaded(ready: &mut Option<ReadyEngine>) -> Result<&mut LoadedModel
     Ok(&mut ready.as_mut().ok_or(hal::Error::Cancelled)?.stepper.loaded)
 }
 
+/// Fills the memory that is left for weights.
+fn fill(paged: PagedWeights<'_>, loader: &Loader<'_>) -> Result<Paging> {
+    let sizing = &loader.sizing;
+    let budget = sizing.options.paging.as_ref().map_or(Bytes(0), |paging| paging.budget);
+    let ledger = sizing.devices[CPU].ledger();
+    let capacity = budget - ledger.used();
+    let memory = ledger.reserve("weights", capacity)?;
+    let (mut store, matrices) = paged.into_parts();
+    let uses = sizing.options.placing.uses.as_ref();
+    let uses = |layer: usize, neuron: usize| {
+        let of = uses.and_then(|uses| uses.get(layer)?.get(neuron));
+        of.map_or(0.0, |share| f64::from(*share))
+    };
+    let model = sizing.model;
+    let parts = Parts { matrices: &matrices, model, uses: &uses };
+    let plan = Plan::fill(&mut store, &parts, capacity, loader.progress)?;
+    model.file.expect_few_reads();
+    Ok(Paging::new(store, plan, memory))
+}
+
 impl ReadyEngine {
     /// Loads the model as `placement` says, and records the programs. `forecast` is `None` if the
     /// engine did not plan the placement. Also returns messages for the user about slow paths and
@@ -41,7 +63,17 @@ impl ReadyEngine {
     ) -> Result<(ReadyEngine, Vec<String>)> {
         let sizing = &loader.sizing;
         let buckets = sizing.options.buckets();
-        let mut loaded = loader.load(placement)?;
+        let options = sizing.options;
+        let wanted = options.paging.as_ref();
+        let paged = wanted
+            .map(|paging| PagedWeights::new(sizing.model, options.converted.as_deref(), paging));
+        let paged = paged.transpose()?.flatten();
+        let mut loaded = Loader { paged: paged.as_ref(), ..*loader }.load(placement)?;
+        let paging = match paged {
+            Some(paged) => Some(fill(paged, loader)?),
+            None => None,
+        };
+        loaded.stops = paging.as_ref().map(Paging::all_stops).unwrap_or_default();
         let mut slow = Vec::new();
         let from = sizing.streams_from(placement, forecast, &mut slow);
         let recording = Recording::new(sizing, &buckets, &loaded);
@@ -58,7 +90,7 @@ impl ReadyEngine {
         if adapt.is_some() {
             NeuronExchange::reserve(sizing, &mut loaded, placement)?;
         }
-        let stepper = Stepper::new(loaded, programs, streams, buckets.len());
+        let stepper = Stepper::new(loaded, programs, streams, paging, buckets.len());
         slow.splice(0..0, stepper.slow_ops());
         slow.extend(refused);
         Ok((ReadyEngine { stepper, observers: None, adapt, watching: None }, slow))

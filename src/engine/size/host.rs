@@ -58,7 +58,7 @@ impl Sizing<'_> {
         let layers: Vec<HostLayer> = layers.collect();
         let sum = |part: fn(&HostLayer) -> Bytes| layers.iter().map(part).sum();
         let (embed, head) = (placement.embed == CPU, placement.head == CPU);
-        let tied = self.model.file.tensor("output.weight").is_none();
+        let tied = self.model.is_tied();
         let embed_size = if embed { self.embed_size(CPU) } else { Bytes(0) };
         let head_size = if head { self.head_size(CPU) } else { Bytes(0) };
         let shared = if tied && embed && head {

@@ -174,6 +174,8 @@ impl Sizing<'_> {
     ) -> Vec<Option<usize>> {
         let n_devices = self.devices.len();
         let from: Vec<Option<usize>> = match (self.options.streaming, forecast) {
+            // The file's pages would push resident weights out of memory.
+            _ if self.options.paging.is_some() => vec![None; n_devices],
             (Streaming::Forced { from, .. }, _) => vec![Some(from); n_devices],
             (Streaming::Measured, Some(forecast)) => forecast.stream_from.clone(),
             (Streaming::Off, _) | (Streaming::Measured, None) => vec![None; n_devices],

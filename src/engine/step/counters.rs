@@ -4,6 +4,7 @@
 use hal::op::{MAX_COUNTED_TOKENS, UnionCounts};
 
 use placement::CPU;
+use store::StoreStats;
 
 use super::Stepper;
 use crate::error::Result;
@@ -29,6 +30,8 @@ pub struct StepStats {
     pub union: UnionStats,
     /// Time that devices waited for each other.
     pub waits: Waits,
+    /// Weights that were read from disk, or that were needed and resident.
+    pub disk: StoreStats,
 }
 
 /// Sums of [`hal::op::UnionCounts`] over layers and steps of 2 to [`MAX_COUNTED_TOKENS`] tokens, on
@@ -69,6 +72,7 @@ impl std::ops::Sub for StepStats {
             gates: self.gates - before.gates,
             union: self.union.zip(before.union, |a, b| a - b),
             waits: self.waits - before.waits,
+            disk: self.disk - before.disk,
         }
     }
 }
@@ -81,6 +85,7 @@ impl std::ops::AddAssign for StepStats {
         self.gates += other.gates;
         self.union = self.union.zip(other.union, |a, b| a + b);
         self.waits += other.waits;
+        self.disk += other.disk;
     }
 }
 

@@ -10,6 +10,7 @@ use placement::DeviceIndex;
 
 use crate::error::{Error, Result};
 use crate::load::{Head, LoadedModel, lane_mut};
+use crate::paging::Paging;
 use crate::record::{BucketPrograms, Programs};
 use crate::replay::arena::StepArena;
 use crate::replay::{StepProgram, StepState};
@@ -30,6 +31,8 @@ pub(crate) struct Stepper {
     /// For each device, the stream of absent weights to it during prefill; `None` if nothing is
     /// streamed to it.
     pub(crate) streams: Vec<Option<Stream>>,
+    /// Weights that are partly on disk; `None` if all are in memory.
+    pub(crate) paging: Option<Paging>,
     /// For each recorded token count, the steps whose counters are still on the devices.
     deferred: Vec<DeferredCounters>,
 }
@@ -39,10 +42,11 @@ impl Stepper {
         loaded: LoadedModel,
         programs: Programs,
         streams: Vec<Option<Stream>>,
+        paging: Option<Paging>,
         n_rungs: usize,
     ) -> Stepper {
         let deferred = vec![DeferredCounters::default(); n_rungs];
-        Stepper { loaded, programs, counting: None, counts_rows: false, streams, deferred }
+        Stepper { loaded, programs, counting: None, counts_rows: false, streams, paging, deferred }
     }
 
     /// Whether a step of `n_tokens` streams weights to a device. Such a step does not count active
@@ -66,7 +70,9 @@ impl Stepper {
     pub(crate) fn slow_ops(&self) -> Vec<String> {
         let chunks = self.streams.iter().flatten().flat_map(Stream::bucket_programs);
         let replayed = self.programs.bucket_programs().chain(chunks);
-        let legs = self.programs.legs().flat_map(|leg| leg.program.slow_reasons());
+        let paged = self.programs.paged_legs().map(|leg| &leg.program);
+        let legs = self.programs.legs().map(|leg| &leg.program).chain(paged);
+        let legs = legs.flat_map(|program| program.slow_reasons());
         let mut slow: Vec<String> = Vec::new();
         for text in replayed.flat_map(BucketPrograms::slow_reasons).chain(legs) {
             if !slow.contains(text) {
@@ -104,6 +110,9 @@ impl Stepper {
             deferred.steps += 1;
             deferred.stats += step;
         }
+        if let Some(paging) = &mut self.paging {
+            stats.disk += paging.take_stats();
+        }
         replayed?;
         if !defers {
             stats += self.count(bucket, n, arena)?;
@@ -120,11 +129,17 @@ impl Stepper {
         n_out: usize,
     ) -> Result<()> {
         let n = arena.facts.tokens.len();
-        let Stepper { loaded: LoadedModel { lanes, layers, head, .. }, programs, streams, .. } =
-            self;
+        let Stepper { loaded, programs, streams, paging, .. } = self;
+        let LoadedModel { lanes, layers, head, guess, .. } = loaded;
         let of_layers = self.counting.as_ref().filter(|_| self.counts_rows).unwrap_or(programs);
         let remotes = &of_layers.remotes[..];
-        let mut step = StepState { lanes, layers, remotes, arena, interrupt, n, bucket };
+        if let Some(paging) = paging {
+            paging.count_tokens(n);
+        }
+        let paging = paging.as_mut();
+        let guess = guess.as_ref();
+        let mut step =
+            StepState { lanes, layers, remotes, arena, paging, guess, interrupt, n, bucket };
         let mut at = of_layers.segments[0].device;
         for segment in &of_layers.segments {
             let device = segment.device;
@@ -132,6 +147,10 @@ impl Stepper {
             step.copy_per_layer_embeddings(at, device)?;
             at = device;
             let n_padded = step.arena.sizes.buckets[bucket];
+            if let Some((_, legs)) = segment.paged.iter().find(|(size, _)| *size == n_padded) {
+                step.replay_paged(device, legs)?;
+                continue;
+            }
             let legs = segment.legs.iter().find(|(size, _)| *size == n_padded);
             if let (Some((_, legs)), Some(stream)) = (legs, &mut streams[segment.via]) {
                 stream.run(device, legs, &mut step)?;
@@ -160,9 +179,11 @@ impl Stepper {
     ) -> Result<StepState<'a>> {
         self.clear(bucket, arena)?;
         self.begin(arena)?;
-        let Stepper { loaded: LoadedModel { lanes, layers, .. }, programs, .. } = self;
-        let (n, remotes) = (arena.facts.tokens.len(), &programs.remotes[..]);
-        Ok(StepState { lanes, layers, remotes, arena, interrupt, n, bucket })
+        let Stepper { loaded: LoadedModel { lanes, layers, .. }, programs, paging, .. } = self;
+        let (n, remotes, paging) =
+            (arena.facts.tokens.len(), &programs.remotes[..], paging.as_mut());
+        let guess = None;
+        Ok(StepState { lanes, layers, remotes, arena, paging, guess, interrupt, n, bucket })
     }
 
     /// Uploads the batch of a step to every device in use, and clears the counts of each device's

@@ -10,9 +10,11 @@
 //! copied or moved, and has a checksum per section. It is written under a temporary name and
 //! renamed.
 
+mod lock;
 mod save;
 
-pub use save::{SaveError, SectionContents, check_writable, lock, save, save_if, writable_path};
+pub use lock::lock;
+pub use save::{SaveError, SectionContents, check_writable, save, save_if, writable_path};
 
 use std::path::{Path, PathBuf};
 
@@ -80,6 +82,16 @@ pub enum SideFileError {
     /// Not a container, or truncated.
     #[error(transparent)]
     File(#[from] gguf::Error),
+    /// The file of another user, which could make the model answer anything.
+    #[error(
+        "{file} belongs to user {owner}, who is neither you, nor root, nor the owner of the model"
+    )]
+    Owner {
+        /// Path of the file.
+        file: String,
+        /// The owner's number.
+        owner: u32,
+    },
     /// A container that is not a side file.
     #[error("{file} is not a side file of a model: its architecture is `{found}`")]
     Foreign {
@@ -154,7 +166,11 @@ impl SideFile {
     /// # Errors
     /// [`SideFileError`].
     pub fn open(path: &Path, model: &File) -> Result<SideFile, SideFileError> {
-        SideFile::check(File::open(path)?, &model.fingerprint())
+        let file = File::open(path)?;
+        if let Some(owner) = file.foreign_owner(model) {
+            return Err(SideFileError::Owner { file: file.name().to_owned(), owner });
+        }
+        SideFile::check(file, &model.fingerprint())
     }
 
     /// As [`SideFile::open`] for bytes in memory, for the model with this fingerprint.

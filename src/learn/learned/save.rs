@@ -2,11 +2,14 @@
 //! processes write at the same time.
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
 use std::{fs, io};
 
 use super::{
     ARCHITECTURE, ARCHITECTURE_KEY, FINGERPRINT_KEY, MODEL_KEY, Section, SideFile, SideFileError,
-    VERSION, VERSION_KEY, places,
+    VERSION, VERSION_KEY,
+    lock::{WAIT, lock},
+    places,
 };
 use gguf::{self, Container, File, Hash, TensorType, Value, Writer};
 
@@ -86,6 +89,12 @@ pub enum SaveError {
         /// The I/O error.
         reason: io::Error,
     },
+    /// Another process keeps its lock.
+    #[error("another process has locked the folder of {file} for more than {} s", WAIT.as_secs())]
+    Busy {
+        /// Path of the file.
+        file: String,
+    },
     /// Reading the old file or writing the new one failed.
     #[error(transparent)]
     File(#[from] gguf::Error),
@@ -97,7 +106,7 @@ pub enum SaveError {
 /// [`SaveError`].
 pub fn check_writable(path: &Path) -> Result<(), SaveError> {
     make_folder(path)?;
-    Writer::new(Container::Gguf).create(path)?;
+    Writer::new(Container::Gguf).create_own(path)?;
     Ok(())
 }
 
@@ -107,30 +116,6 @@ fn make_folder(path: &Path) -> Result<(), SaveError> {
             .map_err(|reason| SaveError::Folder { folder: folder.display().to_string(), reason }),
         None => Ok(()),
     }
-}
-
-/// Locks the file at `path` against other writers, which wait, until the returned file is dropped.
-/// The lock is on the folder, which leaves no lock file behind. If the folder cannot be locked (on
-/// Windows, on some network drives), the lock is on `<path>.lock`, which remains.
-///
-/// # Errors
-/// [`SaveError::Lock`].
-pub fn lock(path: &Path) -> Result<fs::File, SaveError> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-    let folder_lock = fs::File::open(folder.unwrap_or(Path::new("."))).and_then(flock);
-    let file_lock = || {
-        let mut name = path.as_os_str().to_owned();
-        name.push(".lock");
-        fs::OpenOptions::new().create(true).truncate(false).write(true).open(name).and_then(flock)
-    };
-    folder_lock
-        .or_else(|_| file_lock())
-        .map_err(|reason| SaveError::Lock { file: path.display().to_string(), reason })
-}
-
-fn flock(file: fs::File) -> io::Result<fs::File> {
-    file.lock()?;
-    Ok(file)
 }
 
 /// The location for the side file of `model`: next to it if that is writable, otherwise in
@@ -163,12 +148,13 @@ pub fn save(
     contents: &SectionContents,
     overwrite: bool,
 ) -> Result<(), SaveError> {
-    save_if(path, model, section, contents, overwrite, &|_| true).map(|_| ())
+    let never = AtomicBool::new(false);
+    save_if(path, model, section, contents, overwrite, &never, &|_| true).map(|_| ())
 }
 
 /// As [`save`], but keeps the section of an existing file if `may_replace` returns `false` for that
-/// file: another process may have saved the section since it was read. Returns whether `contents`
-/// was saved.
+/// file: another process may have saved the section since it was read. Setting `interrupt` ends the
+/// wait for other processes. Returns whether `contents` was saved.
 ///
 /// # Errors
 /// [`SaveError`].
@@ -178,10 +164,11 @@ pub fn save_if(
     section: Section,
     contents: &SectionContents,
     overwrite: bool,
+    interrupt: &AtomicBool,
     may_replace: &dyn Fn(&SideFile) -> bool,
 ) -> Result<bool, SaveError> {
     make_folder(path)?;
-    let _lock = lock(path)?;
+    let _lock = lock(path, interrupt)?;
     let old = Some(path).filter(|path| path.exists()).map(|path| SideFile::open(path, model));
     if let Some(Ok(old)) = old
         && old.has(section)
@@ -214,7 +201,7 @@ pub fn save_if(
     for (name, shape, ty, _) in &contents.tensors {
         writer.declare(&section.full_name(name), shape, *ty)?;
     }
-    let mut data = writer.create(path)?;
+    let mut data = writer.create_own(path)?;
     if let Some(kept) = &kept {
         for tensor in kept.tensors() {
             data.write(&tensor.name, kept.file.bytes(tensor)?)?;

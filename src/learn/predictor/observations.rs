@@ -123,6 +123,10 @@ fn activate(activation: Activation, v: f32) -> f32 {
             x / (1.0 + (-x).exp())
         }
         Activation::SiluClamped { limit } => (x / (1.0 + (-x).exp())).min(f64::from(limit)),
+        Activation::XIelu { positive, negative, slope } => {
+            let [positive, negative, slope] = [positive, negative, slope].map(f64::from);
+            slope * x + if x > 0.0 { positive * x * x } else { negative * (x.exp_m1() - x) }
+        }
     };
     value as f32
 }

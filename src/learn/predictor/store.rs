@@ -2,6 +2,7 @@
 //! interrupted run can be resumed.
 
 use std::path::Path;
+use std::sync::atomic::AtomicBool;
 
 use hal::HostRows;
 
@@ -143,12 +144,14 @@ pub struct PredictorRun<'a> {
     recipe: String,
     layers: Layers,
     levels: Option<Levels>,
+    interrupt: &'a AtomicBool,
 }
 
 impl<'a> PredictorRun<'a> {
     /// Starts a run with the settings `recipe`, which saves its result to `path`. Keeps the layers
     /// of an earlier run with the same recipe. Replaces those of another run if `restart` is set or
-    /// that run was automatic ([`FIRST_USE`]).
+    /// that run was automatic ([`FIRST_USE`]). Setting `interrupt` ends a wait for other processes
+    /// that write the file.
     ///
     /// # Errors
     /// [`Error::Refused`] for a file at `path` for another model; [`Error::OtherRecipe`];
@@ -158,6 +161,7 @@ impl<'a> PredictorRun<'a> {
         path: &'a Path,
         recipe: &str,
         restart: bool,
+        interrupt: &'a AtomicBool,
     ) -> Result<PredictorRun<'a>> {
         let (mut layers, mut found) = (no_layers(model), None);
         if path.exists() {
@@ -177,7 +181,7 @@ impl<'a> PredictorRun<'a> {
             }
         }
         let recipe = recipe.to_owned();
-        Ok(PredictorRun { model, path, recipe, layers, levels: found })
+        Ok(PredictorRun { model, path, recipe, layers, levels: found, interrupt })
     }
 
     /// The finished layers.
@@ -279,13 +283,13 @@ impl<'a> PredictorRun<'a> {
                 }
             }
         }
-        let (file, section) = (&self.model.file, section_of(&self.layers));
+        let (path, file, interrupt) = (self.path, &self.model.file, self.interrupt);
+        let section = section_of(&self.layers);
         let may_replace = |now: &SideFile| self.may_replace(now, section);
-        if learned::save_if(self.path, file, section, &contents, false, &may_replace)? {
-            Ok(())
-        } else {
-            Err(Error::NewerResult { file: self.path.display().to_string() })
+        if learned::save_if(path, file, section, &contents, false, interrupt, &may_replace)? {
+            return Ok(());
         }
+        Err(Error::NewerResult { file: path.display().to_string() })
     }
 
     /// Whether this run may replace the `section` in the file `now`. An explicitly requested run
@@ -464,10 +468,10 @@ mod tests {
     fn automatic_runs_do_not_replace_newer_results() {
         let file = runtime::embedded::file().unwrap();
         let model = Model::from_file(file, &ModelOptions::default()).unwrap();
-        let folder = tempfile::tempdir().unwrap();
+        let (folder, never) = (tempfile::tempdir().unwrap(), AtomicBool::new(false));
         let path = folder.path().join("model.thermocline.gguf");
         let maker =
-            |recipe: &str, restart| PredictorRun::new(&model, &path, recipe, restart).unwrap();
+            |it: &str, restart| PredictorRun::new(&model, &path, it, restart, &never).unwrap();
         let [automatic, other] = ["a", "b"].map(|text| format!("{FIRST_USE} {text}"));
         let levels = Levels { balanced: Some(0.1), fast: Some(0.2) };
         let recipe = || {

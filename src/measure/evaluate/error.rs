@@ -22,6 +22,9 @@ pub enum Error {
         /// Tokens of a chunk.
         n_ctx: usize,
     },
+    /// Nothing to trace: every token uses all neurons.
+    #[error("every token uses all neurons of this model, so that there is nothing to trace")]
+    NoChoices,
     /// A file of probabilities cannot be read.
     #[error("{file}: cannot {action}: {reason}")]
     Open {

@@ -9,6 +9,7 @@
 //! Source: the protocol and the file format of llama.cpp's llama-perplexity, so that results are
 //! comparable.
 
+mod choices;
 mod chunks;
 mod error;
 mod importance;
@@ -16,6 +17,7 @@ mod logits;
 mod score;
 mod statistics;
 
+pub use choices::trace_choices;
 pub use chunks::Chunks;
 pub use error::{Error, Result};
 pub use importance::{Collected, Collection, check_importance};

@@ -2,6 +2,8 @@
 //! this folder and list it in [`ALL`].
 
 mod afmoe;
+mod apertus;
+mod arctic;
 mod bailing;
 mod bamboo;
 mod cohere;
@@ -82,6 +84,7 @@ pub const ALL: &[ArchSpec] = &[
     llama4::LLAMA4,
     gpt_oss::GPT_OSS,
     smallthinker::SMALLTHINKER,
+    apertus::APERTUS,
     gpt::PHI2,
     phi3::PHI3,
     phi3::PHIMOE,
@@ -93,6 +96,7 @@ pub const ALL: &[ArchSpec] = &[
     glm::GLM4,
     glm::GLM4MOE,
     dbrx::DBRX,
+    arctic::ARCTIC,
     deepseek::DEEPSEEK,
     deepseek::DEEPSEEK2,
     mistral::MISTRAL3,

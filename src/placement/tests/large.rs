@@ -1,6 +1,70 @@
-//! Planning time for a large model.
+//! Planning of large models.
 
+use super::super::front::{Costs, EXHAUSTIVE};
+use super::super::search::Search;
 use super::*;
+
+/// A model of many layers, and budgets for parts of it.
+fn deep(n_layer: usize, prompts: Option<f64>, joined: Vec<bool>) -> (Recipe, [u64; 4]) {
+    let layer = (6 << 16) + 32 * 19_200;
+    let recipe = Recipe {
+        n_layer,
+        n_ff: 32,
+        joined,
+        sizes: [5 << 16, 1 << 16, 19_200, 0],
+        granule: 1,
+        falls: vec![0.8, 0.9, 0.95],
+        ends: 20 << 16,
+        devices: vec![(8.0, 0.5)],
+        prompts,
+        ..usual()
+    };
+    (recipe, [0.1, 0.35, 0.6, 0.95].map(|share| (share * (n_layer * layer) as f64) as u64))
+}
+
+#[test]
+fn up_to_128_layers_every_number_is_tried() {
+    for n_layer in [1, EXHAUSTIVE, EXHAUSTIVE + 1] {
+        let (recipe, [budget, ..]) = deep(n_layer, None, vec![false]);
+        let task = recipe.task(&[budget]);
+        assert_eq!(Costs::new(&task, &[]).step == 1, n_layer <= EXHAUSTIVE);
+    }
+}
+
+#[test]
+fn a_grid_of_numbers_loses_little_time() {
+    for joined in [vec![false], vec![false, true, true, true, true]] {
+        for prompts in [None, Some(6.0)] {
+            let (recipe, budgets) = deep(150, prompts, joined.clone());
+            for budget in budgets {
+                let task = recipe.task(&[budget]);
+                let time = |step: usize| {
+                    let mut costs = Costs::new(&task, &[]);
+                    costs.step = step;
+                    Search::new(&costs).candidates().fastest().unwrap().0.token
+                };
+                let (all, some) = (time(1), time(150_usize.div_ceil(32)));
+                let cpu = task.seconds(&task.on_cpu());
+                assert!(all <= some && some <= 1.02 * all, "{budget}: {some} instead of {all}");
+                assert!(some < cpu, "{some} on a device, {cpu} without");
+            }
+        }
+    }
+}
+
+/// 1000 layers; 40 s or more before a grid was tried. The limit is that of a debug build on a busy
+/// machine.
+#[test]
+fn a_thousand_layers_are_planned_in_seconds() {
+    for (streams, prompts) in [(None, None), (Some((10 << 16, 10.0)), Some(8.0))] {
+        let (recipe, budgets) = deep(1000, prompts, vec![false]);
+        let begin = std::time::Instant::now();
+        let forecast = plan(&Recipe { streams, ..recipe }.task(&[budgets[2]]));
+        println!("{:?}", begin.elapsed());
+        assert!(begin.elapsed().as_secs() < 20, "{:?}", begin.elapsed());
+        assert!(forecast.placement.layers.iter().any(|layer| layer.home != CPU));
+    }
+}
 
 /// Prints planning times:
 /// `cargo test --release -p thermocline-placement planning_times -- --ignored --nocapture`.

@@ -10,8 +10,6 @@ mod recurrent;
 mod texts;
 mod watch;
 
-use std::fs::File;
-use std::io::Read;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -126,16 +124,11 @@ fn family(name: &str, options: EngineOptions) -> (Engine, Arc<Tokenizer>) {
     (engine, tokenizer)
 }
 
-/// A model of `tests/families/`, whose files are compressed with gzip: the bytes at even positions,
-/// then those at odd positions.
 fn family_model(name: &str) -> model::Model {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let path = root.join("../../tests/families").join(format!("{name}.planes.gz"));
-    let mut bytes = Vec::new();
-    flate2::read::GzDecoder::new(File::open(path).unwrap()).read_to_end(&mut bytes).unwrap();
-    let (even, odd) = bytes.split_at(bytes.len().div_ceil(2));
-    let pairs = even.iter().enumerate().flat_map(|(i, byte)| [Some(byte), odd.get(i)]);
-    let file = gguf::File::from_vec(pairs.flatten().copied().collect(), name).unwrap();
+    let bytes = planes::unpack(&path, planes::width(name)).unwrap();
+    let file = gguf::File::from_vec(bytes, name).unwrap();
     model::Model::from_file(file, &model::ModelOptions::default()).unwrap()
 }
 

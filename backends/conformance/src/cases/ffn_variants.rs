@@ -7,7 +7,7 @@ use super::ffn::{DOWN_LAYOUTS, DownLayout, ListedRows, Spec};
 use super::ffn_experts::Experts;
 use crate::Case;
 
-const ACTIVATIONS: [(&str, Activation); 8] = [
+const ACTIVATIONS: [(&str, Activation); 9] = [
     ("relu", Activation::Relu),
     ("relu2", Activation::Relu2),
     ("silu", Activation::Silu),
@@ -16,6 +16,7 @@ const ACTIVATIONS: [(&str, Activation); 8] = [
     ("swiglu-oai", Activation::SwigluOai { alpha: 1.702, limit: 0.8 }),
     ("swiglu-clamped", Activation::SwigluClamped { limit: 0.6 }),
     ("silu-clamped", Activation::SiluClamped { limit: 0.3 }),
+    ("xielu", Activation::XIelu { positive: 0.9, negative: 1.3, slope: 0.5 }),
 ];
 
 const SKIPS: [(&str, Skip); 4] = [

@@ -40,6 +40,14 @@ pub(crate) fn activate(activation: Activation, x: f64) -> f64 {
             let (value, limit) = (x * sigmoid(x), f64::from(limit));
             if value > limit { limit } else { value }
         }
+        Activation::XIelu { positive, negative, slope } => {
+            let curve = if x > 0.0 {
+                f64::from(positive) * x * x
+            } else {
+                f64::from(negative) * (x.exp_m1() - x)
+            };
+            curve + f64::from(slope) * x
+        }
     }
 }
 

@@ -49,6 +49,16 @@ pub enum Activation {
         /// Clamping limit.
         limit: f32,
     },
+    /// xIELU (Apertus): `positive * x^2 + slope * x` for positive x, otherwise
+    /// `negative * (exp(x) - 1 - x) + slope * x`.
+    XIelu {
+        /// Factor of the square.
+        positive: f32,
+        /// Factor of the exponential's difference from its tangent at 0.
+        negative: f32,
+        /// Slope at 0.
+        slope: f32,
+    },
 }
 
 impl Activation {
@@ -68,7 +78,7 @@ impl Activation {
                 Some((limit, 0.0))
             }
             Activation::Relu | Activation::Relu2 | Activation::Silu => None,
-            Activation::Gelu | Activation::GeluErf => None,
+            Activation::Gelu | Activation::GeluErf | Activation::XIelu { .. } => None,
         }
     }
 }

@@ -13,11 +13,13 @@ use crate::cli::args::{BenchArgs, BenchSetup, Subject, Synthetic, Threads};
 use crate::cli::failure::{Exit, Failure};
 use crate::cli::interrupt::Interrupt;
 use crate::cli::observer::bar;
+use crate::cli::output;
 use crate::cli::parse::values;
 use crate::cli::progress;
 use crate::cli::terminal::{Terminal, counted};
 use crate::devices;
 use crate::engine::{Engine, EngineOptions};
+use crate::evaluate;
 use compare::{Comparison, EngineLogits};
 use facts::Facts;
 use hal::format::Format;
@@ -276,6 +278,10 @@ impl Bench<'_> {
             };
             facts.difference =
                 self.comparison.compare_logits(checked, &opened.model, self.terminal);
+        }
+        if let Some(path) = self.setup.args.trace_experts.as_deref().filter(|_| self.n_begun == 0) {
+            let trace = evaluate::trace_choices(&mut engine, &text, self.interrupt.flag())?;
+            output::write_file(path, &trace)?;
         }
         self.trace.watch(&mut engine, &label);
         for test in self.tests.clone() {

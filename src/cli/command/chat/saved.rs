@@ -12,6 +12,11 @@ use crate::chat::Conversation;
 use crate::cli::command::prompt_cache;
 use crate::cli::failure::{Exit, Failure};
 use crate::cli::terminal::counted;
+use crate::cli::texts::read_text;
+use hal::Bytes;
+
+/// Maximum size of a file of messages.
+const MAX_MESSAGES: Bytes = Bytes(64 << 20);
 
 /// Path of the messages that belong to the prompt cache `path`: `{path}.json`.
 fn messages_file(path: &Path) -> PathBuf {
@@ -59,7 +64,8 @@ pub(super) fn load(chat: &mut Chat<'_>, path: &Path) -> Result<(), Failure> {
     };
     let bytes = prompt_cache::read(path).map_err(not_loaded)?;
     let beside = messages_file(path);
-    let conversation = match fs::read_to_string(&beside) {
+    let conversation = match fs::File::open(&beside).and_then(|file| read_text(file, MAX_MESSAGES))
+    {
         Ok(text) => Some(conversation(&text).map_err(|why| {
             let message =
                 format!("'{}' does not have the messages of a conversation", beside.display());

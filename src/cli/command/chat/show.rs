@@ -2,7 +2,7 @@
 
 use crate::chat::{Reasoning, ReplyPart as Part};
 use crate::cli::failure::Failure;
-use crate::cli::output::Output;
+use crate::cli::output::{Output, visible};
 use crate::cli::terminal::{REASONING, Terminal};
 use std::io::{self, IsTerminal, Write};
 use std::ops::ControlFlow;
@@ -23,6 +23,7 @@ struct Screen {
     to_terminal: bool,
     color: bool,
     quiet: bool,
+    cleans_stderr: bool,
     /// The section that was printed last: reasoning or answer.
     last: Option<Part>,
     answer: String,
@@ -31,12 +32,18 @@ struct Screen {
 
 impl AnswerOutput {
     /// Output for the text after `prompt`. Without `splits_reasoning`, all text is part of the
-    /// answer.
-    pub(crate) fn new(prompt: &str, splits_reasoning: bool, terminal: &Terminal) -> AnswerOutput {
+    /// answer. With `raw`, control characters reach a terminal.
+    pub(crate) fn new(
+        prompt: &str,
+        splits_reasoning: bool,
+        raw: bool,
+        terminal: &Terminal,
+    ) -> AnswerOutput {
         AnswerOutput {
             reasoning: splits_reasoning.then(|| Reasoning::after(prompt)),
             screen: Screen {
-                output: Output::stdout(),
+                output: Output::of_model(raw),
+                cleans_stderr: !raw && io::stderr().is_terminal(),
                 to_terminal: io::stdout().is_terminal(),
                 color: terminal.color_stdout(),
                 quiet: terminal.is_quiet(),
@@ -103,17 +110,18 @@ impl Screen {
         if self.last == Some(Part::Reasoning) {
             self.end_reasoning()?;
         }
-        self.output.write(text)
+        self.output.text(text)
     }
 
     fn write_reasoning(&mut self, text: &str) -> Result<(), Failure> {
         if self.color {
-            self.output.write(format!("{REASONING}{text}{REASONING:#}"))
-        } else if self.last == Some(Part::Reasoning) {
-            self.output.write(text)
-        } else {
-            self.output.write(format!("[reasoning]\n{text}"))
+            self.output.write(format!("{REASONING}"))?;
+            self.output.text(text)?;
+            return self.output.write(format!("{REASONING:#}"));
+        } else if self.last != Some(Part::Reasoning) {
+            self.output.write("[reasoning]\n")?;
         }
+        self.output.text(text)
     }
 
     fn end_reasoning(&mut self) -> Result<(), Failure> {
@@ -131,6 +139,7 @@ impl Screen {
     fn write_stderr(&self, text: &str) {
         if !self.quiet {
             // If standard error is closed, the failure cannot be reported anywhere.
+            let text = if self.cleans_stderr { visible(text) } else { text.into() };
             let _ = write!(io::stderr(), "{text}");
         }
     }
@@ -142,7 +151,7 @@ impl Screen {
         if self.last == Some(Part::Reasoning) && !self.to_terminal {
             self.write_stderr("\n");
         }
-        self.output.write(after)?;
+        self.output.text(after)?;
         let open = match self.last {
             _ if !after.is_empty() => !after.ends_with('\n'),
             Some(Part::Reasoning) => self.to_terminal,

@@ -225,7 +225,7 @@ impl<'a> Chat<'a> {
         let structured = self.structured.as_ref();
         let constraint = structured.map(|structured| structured.answer(&prompt)).transpose()?;
         let splits = self.args.conversation.template.splits_reasoning();
-        let mut shown = AnswerOutput::new(&prompt, splits, self.terminal);
+        let mut shown = AnswerOutput::new(&prompt, splits, self.args.raw, self.terminal);
         let generator = Generator {
             engine: &mut self.engine,
             tokenizer: &self.tokenizer,

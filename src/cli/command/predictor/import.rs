@@ -44,7 +44,13 @@ impl TrainingJob<'_> {
                 }
             }
         }
-        let mut maker = PredictorRun::new(self.model, out, "imported", self.args.restart)?;
+        let mut maker = PredictorRun::new(
+            self.model,
+            out,
+            "imported",
+            self.args.restart,
+            self.interrupt.flag(),
+        )?;
         maker.import(layers, threshold)?;
         Ok(())
     }

@@ -46,7 +46,7 @@ const STEPS: usize = 1000;
 pub(crate) fn run(args: &PredictorArgs, terminal: &Terminal) -> Result<(), Failure> {
     let training = &args.training;
     let text = training.text()?;
-    let interrupt = Interrupt::install_with_termination()?;
+    let interrupt = Interrupt::install()?;
     let options = args.model.options();
     let runtime = Runtime::cpu_only("`predictor` trains", options, terminal.observer());
     let folder = runtime.options().computation.folder().map(Path::to_owned);
@@ -172,7 +172,8 @@ impl TrainingJob<'_> {
             windows.n_tokens(),
             windows.hash()
         );
-        let maker = PredictorRun::new(self.model, out, &recipe, self.args.restart)?;
+        let maker =
+            PredictorRun::new(self.model, out, &recipe, self.args.restart, self.interrupt.flag())?;
         if maker.is_finished() {
             self.terminal
                 .note("nothing to do: a run with the same settings and text is already complete");

@@ -137,10 +137,10 @@ impl<'a> Machine<'a> {
         Ok(self.take(n)?.iter().rev().fold(0, |value, &byte| value << 8 | u64::from(byte)))
     }
 
-    fn line(&mut self) -> Result<&'a str, Problem> {
+    fn line(&mut self) -> Result<String, Problem> {
         let rest = &self.bytes[self.at..];
         let len = rest.iter().position(|&byte| byte == b'\n').ok_or(Problem::Truncated)?;
-        let line = std::str::from_utf8(self.take(len)?).map_err(|_| Problem::Text)?;
+        let line = String::from_utf8(self.take(len)?.to_vec()).map_err(|_| Problem::Text)?;
         self.take(1)?;
         Ok(line)
     }
@@ -226,7 +226,8 @@ impl<'a> Machine<'a> {
 
     fn text(&mut self, n: usize) -> Result<(), Problem> {
         let len = self.length(n)?;
-        let text = std::str::from_utf8(self.take(len)?).map_err(|_| Problem::Text)?;
+        // Copied before it is checked: another process may change the file in between.
+        let text = String::from_utf8(self.take(len)?.to_vec()).map_err(|_| Problem::Text)?;
         self.push(Node::Text(text.into()))
     }
 

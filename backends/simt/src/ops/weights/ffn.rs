@@ -136,23 +136,24 @@ pub(crate) fn before_ffn(
     Ok((q8, Some(few.clear(ranges.h.span(out)?))))
 }
 
-/// Parameters in the kernels' order: FFN kind, activation, skip rule, factor of the activation,
-/// skip threshold, limit of the activation.
+/// Parameters in the kernels' order: FFN kind, activation, skip rule, factor, slope and limit of the
+/// activation.
 pub(super) fn rule_args(op: &SparseFfn<Tensor>) -> [Arg; 6] {
     let kind = match op.kind {
         FfnKind::Plain => 0,
         FfnKind::Gated => 1,
         FfnKind::GatedBoth => 2,
     };
-    let (activation, alpha, cap) = match op.activation {
-        Activation::Relu => (0, 0.0, 0.0),
-        Activation::Relu2 => (1, 0.0, 0.0),
-        Activation::Silu => (2, 0.0, 0.0),
-        Activation::Gelu => (3, 0.0, 0.0),
-        Activation::GeluErf => (4, 0.0, 0.0),
-        Activation::SwigluOai { alpha, limit } => (5, alpha, limit),
-        Activation::SwigluClamped { limit } => (6, 1.0, limit),
-        Activation::SiluClamped { limit } => (7, 0.0, limit),
+    let (activation, alpha, slope, cap) = match op.activation {
+        Activation::Relu => (0, 0.0, 0.0, 0.0),
+        Activation::Relu2 => (1, 0.0, 0.0, 0.0),
+        Activation::Silu => (2, 0.0, 0.0, 0.0),
+        Activation::Gelu => (3, 0.0, 0.0, 0.0),
+        Activation::GeluErf => (4, 0.0, 0.0, 0.0),
+        Activation::SwigluOai { alpha, limit } => (5, alpha, 0.0, limit),
+        Activation::SwigluClamped { limit } => (6, 1.0, 0.0, limit),
+        Activation::SiluClamped { limit } => (7, 0.0, 0.0, limit),
+        Activation::XIelu { positive, negative, slope } => (8, positive, slope, negative),
     };
     let skip = match op.skip {
         Skip::Never => 0,
@@ -160,9 +161,7 @@ pub(super) fn rule_args(op: &SparseFfn<Tensor>) -> [Arg; 6] {
         Skip::BelowPerRow => 2,
         Skip::GaussianCut(_) => 3,
     };
-    // The kernels can skip neurons below a single threshold, but no skip rule of `hal` does that.
-    let limit = 0.0;
-    let floats = [alpha, limit, cap].map(Arg::F32);
+    let floats = [alpha, slope, cap].map(Arg::F32);
     [Arg::U32(kind), Arg::U32(activation), Arg::U32(skip), floats[0], floats[1], floats[2]]
 }
 

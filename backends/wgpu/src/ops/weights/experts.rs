@@ -4,7 +4,7 @@ use hal::op::{Down, ExpertRanges, SparseFfn};
 use hal::{Operand, Result, Rows, Tensor, TensorDesc};
 
 use super::down::{DownMany, expert_weights, tokens};
-use super::ffn::{UNUSED_LIMIT, activation_codes, kind_code, quantizes_x, skip_code};
+use super::ffn::{activation_codes, kind_code, quantizes_x, skip_code};
 use super::matmul::{ExpertTokens, Product, quantize};
 use super::operand::{Weight, part_rows, takes_q8};
 use super::scratch::{Scratch, ScratchRange};
@@ -215,7 +215,7 @@ impl Experts<'_> {
     fn lower_hidden(&self, tests: &Span, ups: &Span, out: &mut Lowering<'_>) -> Result<()> {
         let (op, sizes) = (self.op, &self.sizes);
         let flat = out.facts().tuning.flat as usize;
-        let (activation, alpha, cap) = activation_codes(op.activation);
+        let (activation, [alpha, slope, cap]) = activation_codes(op.activation);
         let skip = skip_code(op.skip);
         let spans = [
             tests.clone(),
@@ -234,7 +234,7 @@ impl Experts<'_> {
             activation,
             skip,
             alpha.to_bits(),
-            UNUSED_LIMIT.to_bits(),
+            slope.to_bits(),
             cap.to_bits(),
         ];
         let grid = [sizes.max_rows.div_ceil(ROWS_EACH * flat) as u32, sizes.n_pairs as u32, 1];

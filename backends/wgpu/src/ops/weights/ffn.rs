@@ -129,22 +129,20 @@ pub(super) fn kind_code(kind: FfnKind) -> u32 {
     }
 }
 
-/// The code of an activation in the shaders, its factor and its cap.
-pub(super) fn activation_codes(activation: Activation) -> (u32, f32, f32) {
+/// The code of an activation in the shaders, its factor, its slope and its limit.
+pub(super) fn activation_codes(activation: Activation) -> (u32, [f32; 3]) {
     match activation {
-        Activation::Relu => (0, 0.0, 0.0),
-        Activation::Relu2 => (1, 0.0, 0.0),
-        Activation::Silu => (2, 0.0, 0.0),
-        Activation::Gelu => (3, 0.0, 0.0),
-        Activation::GeluErf => (4, 0.0, 0.0),
-        Activation::SwigluOai { alpha, limit } => (5, alpha, limit),
-        Activation::SwigluClamped { limit } => (6, 1.0, limit),
-        Activation::SiluClamped { limit } => (7, 0.0, limit),
+        Activation::Relu => (0, [0.0; 3]),
+        Activation::Relu2 => (1, [0.0; 3]),
+        Activation::Silu => (2, [0.0; 3]),
+        Activation::Gelu => (3, [0.0; 3]),
+        Activation::GeluErf => (4, [0.0; 3]),
+        Activation::SwigluOai { alpha, limit } => (5, [alpha, 0.0, limit]),
+        Activation::SwigluClamped { limit } => (6, [1.0, 0.0, limit]),
+        Activation::SiluClamped { limit } => (7, [0.0, 0.0, limit]),
+        Activation::XIelu { positive, negative, slope } => (8, [positive, slope, negative]),
     }
 }
-
-/// The threshold of ops without thresholds per row. No skip rule of such ops reads it.
-pub(super) const UNUSED_LIMIT: f32 = 0.0;
 
 /// The code of a skip rule in the shaders.
 pub(super) fn skip_code(skip: Skip) -> u32 {
@@ -281,7 +279,7 @@ impl FewTokens<'_> {
             | u32::from(op.bias_up.is_some()) << 1
             | u32::from(op.threshold.is_some()) << 2
             | u32::from(self.has_row_list()) << 3;
-        let (activation, alpha, cap) = activation_codes(op.activation);
+        let (activation, [alpha, slope, cap]) = activation_codes(op.activation);
         let skip = skip_code(op.skip);
         let [capacity, words, bit] = *params.set;
         [
@@ -298,7 +296,7 @@ impl FewTokens<'_> {
             activation,
             skip,
             alpha.to_bits(),
-            UNUSED_LIMIT.to_bits(),
+            slope.to_bits(),
             cap.to_bits(),
             params.test.row_words as u32,
             params.up.row_words as u32,

@@ -5,7 +5,7 @@ use hal::op::{ExpertRanges, Skip, SparseFfn};
 use hal::{Operand, Result, Rows, Tensor, TensorDesc};
 
 use super::down::{DownProjection, DownScratch, expert_weights, tokens};
-use super::ffn::{UNUSED_LIMIT, activation_codes, kind_code, quantizes_x, skip_code};
+use super::ffn::{activation_codes, kind_code, quantizes_x, skip_code};
 use super::matmul::{Product, WordFill, quantize};
 use super::operand::{Weight, takes_q8};
 use super::scratch::{Scratch, ScratchRange};
@@ -179,7 +179,7 @@ impl ManyTokens<'_> {
             Rows::Active(set) => set.members.desc().n_cols as u32,
         };
         let n_rows = op.up.desc().n_rows;
-        let (activation, alpha, cap) = activation_codes(op.activation);
+        let (activation, [alpha, slope, cap]) = activation_codes(op.activation);
         let skip = skip_code(op.skip);
         let spans = [
             tests.clone(),
@@ -201,7 +201,7 @@ impl ManyTokens<'_> {
             activation,
             skip,
             alpha.to_bits(),
-            UNUSED_LIMIT.to_bits(),
+            slope.to_bits(),
             cap.to_bits(),
         ];
         let grid = [n_rows.div_ceil(ROWS_EACH * flat) as u32, self.n_tokens as u32, 1];

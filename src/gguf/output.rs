@@ -1,0 +1,102 @@
+//! Which existing files an output may replace.
+
+use std::fs;
+use std::path::Path;
+
+use super::{Problem, fault};
+
+/// Device and number of a file, which all its hard links share; `None` where the system has none.
+pub(super) fn identity(file: &fs::Metadata) -> Option<(u64, u64)> {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::MetadataExt;
+        Some((file.dev(), file.ino()))
+    }
+    #[cfg(not(unix))]
+    {
+        let _ = file;
+        None
+    }
+}
+
+/// The user that owns a file; `None` where the system has no numbers for users.
+pub(super) fn owner(file: &fs::Metadata) -> Option<u32> {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::MetadataExt;
+        Some(file.uid())
+    }
+    #[cfg(not(unix))]
+    {
+        let _ = file;
+        None
+    }
+}
+
+/// `owner`, unless files of that user are trusted beside files of the user `trusted`: it is this
+/// user, root, or `trusted`.
+pub(super) fn foreign(owner: Option<u32>, trusted: Option<u32>) -> Option<u32> {
+    #[cfg(unix)]
+    let known = [Some(rustix::process::geteuid().as_raw()), Some(0), trusted];
+    #[cfg(not(unix))]
+    let known = [owner, None, trusted];
+    owner.filter(|_| !known.contains(&owner))
+}
+
+/// Why other users may have put files into `folder`; `None` if they may not, or if it does not exist.
+pub fn folder_of_others(folder: &Path) -> Option<String> {
+    let found = fs::metadata(folder).ok()?;
+    if let Some(owner) = foreign(owner(&found), None) {
+        return Some(format!("it belongs to user {owner}"));
+    }
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::MetadataExt;
+        const ANYONE_WRITES: u32 = 0o002;
+        if found.mode() & ANYONE_WRITES != 0 {
+            return Some("every user may write to it".to_owned());
+        }
+    }
+    None
+}
+
+/// Whether both paths lead to one file, through symbolic or hard links.
+pub fn is_same_file(a: &Path, b: &Path) -> bool {
+    let identity_of = |path| fs::metadata(path).ok().and_then(|file| identity(&file));
+    match (identity_of(a), identity_of(b)) {
+        (Some(a), Some(b)) => a == b,
+        _ => a.canonicalize().is_ok_and(|a| b.canonicalize().is_ok_and(|b| a == b)),
+    }
+}
+
+/// Checks what a rename to `target` would replace: only a regular file may be replaced, or one that
+/// a symbolic link leads to; and if `reads_matter`, none that this process has mapped.
+pub(super) fn check_replaced(target: &Path, reads_matter: bool) -> Result<(), Problem> {
+    let Ok(found) = fs::metadata(target) else { return Ok(()) };
+    let kind = found.file_type();
+    if !kind.is_file() {
+        return Err(Problem::NotReplaceable { kind: name_of(kind) });
+    }
+    if reads_matter && identity(&found).is_some_and(fault::is_mapped) {
+        return Err(Problem::ReadByThisRun);
+    }
+    Ok(())
+}
+
+fn name_of(kind: fs::FileType) -> &'static str {
+    if kind.is_dir() {
+        return "a folder";
+    }
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::FileTypeExt;
+        if kind.is_fifo() {
+            return "a named pipe";
+        } else if kind.is_socket() {
+            return "a socket";
+        } else if kind.is_char_device() || kind.is_block_device() {
+            return "a device";
+        }
+    }
+    "not a regular file"
+}

@@ -1,0 +1,126 @@
+//! Files that weights are read from.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use crate::{Error, Result};
+
+/// A file that weights are read from. Tests implement it to inject faults.
+pub trait ReadAt: Send + Sync + std::fmt::Debug {
+    /// Name for messages.
+    fn name(&self) -> String;
+
+    /// Length in bytes when the file was opened.
+    fn size(&self) -> u64;
+
+    /// Reads up to `out.len()` bytes from `offset` on, and returns their number; 0 at the end of
+    /// the file. Offset, length and address are multiples of 4096.
+    ///
+    /// # Errors
+    /// The system's error.
+    fn read_at(&self, out: &mut [u8], offset: u64) -> io::Result<usize>;
+
+    /// Whether the file still is what it was when it was opened.
+    fn is_unchanged(&self) -> bool;
+}
+
+/// A file that is read past the system's page cache.
+#[derive(Debug)]
+pub struct DirectFile {
+    path: PathBuf,
+    file: fs::File,
+    size: u64,
+    modified: Option<SystemTime>,
+    direct: bool,
+}
+
+impl DirectFile {
+    /// Opens the file that `opened` is, at `path`, for reads past the page cache. A file system
+    /// without such reads is read through the page cache, whose pages are dropped after each read;
+    /// see [`DirectFile::is_direct`].
+    ///
+    /// # Errors
+    /// [`Error::Read`] if the file cannot be opened; [`Error::Changed`] if `path` is no longer the
+    /// file `opened`.
+    pub fn open(path: &Path, opened: Option<&fs::File>) -> Result<DirectFile> {
+        let failed = |reason: io::Error| Error::Read {
+            file: path.display().to_string(),
+            offset: 0,
+            reason: reason.to_string(),
+        };
+        let (file, direct) = match open_direct(path) {
+            Ok(file) => (file, true),
+            Err(_) => (fs::File::open(path).map_err(failed)?, false),
+        };
+        let facts = file.metadata().map_err(failed)?;
+        if let Some(opened) = opened
+            && !is_same(&facts, &opened.metadata().map_err(failed)?)
+        {
+            return Err(Error::Changed { file: path.display().to_string() });
+        }
+        let (size, modified) = (facts.len(), facts.modified().ok());
+        Ok(DirectFile { path: path.to_owned(), file, size, modified, direct })
+    }
+
+    /// Whether reads bypass the page cache.
+    #[must_use]
+    pub fn is_direct(&self) -> bool {
+        self.direct
+    }
+}
+
+#[cfg(unix)]
+fn is_same(a: &fs::Metadata, b: &fs::Metadata) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    (a.dev(), a.ino()) == (b.dev(), b.ino())
+}
+
+#[cfg(not(unix))]
+fn is_same(a: &fs::Metadata, b: &fs::Metadata) -> bool {
+    a.len() == b.len()
+}
+
+#[cfg(target_os = "linux")]
+fn open_direct(path: &Path) -> io::Result<fs::File> {
+    use rustix::fs::{Mode, OFlags, open};
+    let flags = OFlags::RDONLY | OFlags::DIRECT | OFlags::CLOEXEC;
+    Ok(open(path, flags, Mode::empty())?.into())
+}
+
+#[cfg(not(target_os = "linux"))]
+fn open_direct(_path: &Path) -> io::Result<fs::File> {
+    Err(io::ErrorKind::Unsupported.into())
+}
+
+impl ReadAt for DirectFile {
+    fn name(&self) -> String {
+        self.path.display().to_string()
+    }
+
+    fn size(&self) -> u64 {
+        self.size
+    }
+
+    #[cfg(unix)]
+    fn read_at(&self, out: &mut [u8], offset: u64) -> io::Result<usize> {
+        let n = std::os::unix::fs::FileExt::read_at(&self.file, out, offset)?;
+        #[cfg(target_os = "linux")]
+        if !self.direct {
+            let len = std::num::NonZeroU64::new(n as u64);
+            let _ = rustix::fs::fadvise(&self.file, offset, len, rustix::fs::Advice::DontNeed);
+        }
+        Ok(n)
+    }
+
+    #[cfg(windows)]
+    fn read_at(&self, out: &mut [u8], offset: u64) -> io::Result<usize> {
+        std::os::windows::fs::FileExt::seek_read(&self.file, out, offset)
+    }
+
+    fn is_unchanged(&self) -> bool {
+        let now = self.file.metadata();
+        now.is_ok_and(|now| now.len() == self.size && now.modified().ok() == self.modified)
+    }
+}

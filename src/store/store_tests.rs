@@ -1,0 +1,256 @@
+//! Tests of the store on files with random contents and injected faults.
+
+use std::io;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use proptest::prelude::*;
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+
+use super::*;
+
+/// A file in memory whose reads may fail.
+#[derive(Debug)]
+struct TestFile {
+    bytes: Vec<u8>,
+    faults: Mutex<Faults>,
+    changed: AtomicBool,
+    n_reads: AtomicU32,
+}
+
+#[derive(Debug)]
+struct Faults {
+    random: StdRng,
+    /// Percentages of reads that fail, that are short, and that are interrupted.
+    error: u32,
+    short: u32,
+    interrupted: u32,
+}
+
+impl TestFile {
+    fn new(len: usize, seed: u64, [error, short, interrupted]: [u32; 3]) -> Arc<TestFile> {
+        let mut random = StdRng::seed_from_u64(seed);
+        // No zeros, so that bytes without memory differ from the file's.
+        let bytes = (0..len).map(|_| random.random_range(1..=255)).collect();
+        let faults = Mutex::new(Faults { random, error, short, interrupted });
+        let (changed, n_reads) = (AtomicBool::new(false), AtomicU32::new(0));
+        Arc::new(TestFile { bytes, faults, changed, n_reads })
+    }
+}
+
+impl ReadAt for TestFile {
+    fn name(&self) -> String {
+        "weights".to_owned()
+    }
+
+    fn size(&self) -> u64 {
+        self.bytes.len() as u64
+    }
+
+    fn read_at(&self, out: &mut [u8], offset: u64) -> io::Result<usize> {
+        self.n_reads.fetch_add(1, Ordering::Relaxed);
+        assert!(offset.is_multiple_of(PAGE) && out.len().is_multiple_of(PAGE as usize));
+        assert!(out.as_ptr().addr().is_multiple_of(PAGE as usize));
+        let mut faults = self.faults.lock().expect("no test panics with the lock");
+        let dice = faults.random.random_range(0..100);
+        if dice < faults.error {
+            return Err(io::Error::from_raw_os_error(5));
+        }
+        if dice < faults.error + faults.interrupted {
+            return Err(io::ErrorKind::Interrupted.into());
+        }
+        let rest = &self.bytes[(offset as usize).min(self.bytes.len())..];
+        let mut n = rest.len().min(out.len());
+        if dice < faults.error + faults.interrupted + faults.short && n > 0 {
+            n = faults.random.random_range(1..=n);
+        }
+        out[..n].copy_from_slice(&rest[..n]);
+        Ok(n)
+    }
+
+    fn is_unchanged(&self) -> bool {
+        !self.changed.load(Ordering::Relaxed)
+    }
+}
+
+static NEVER: AtomicBool = AtomicBool::new(false);
+
+fn store(file: &Arc<TestFile>, capacity: u64) -> Store {
+    let mut store =
+        Store::new(vec![Arc::clone(file) as Arc<dyn ReadAt>], 3).expect("threads start");
+    store.begin(Bytes(capacity), CachePolicy::default());
+    store
+}
+
+/// Whether the memory of a unit has the file's bytes.
+fn is_right(store: &Store, file: &TestFile, unit: UnitId) -> bool {
+    store.units[unit].pieces.iter().all(|piece| {
+        let range = piece.range.start as usize..piece.range.end as usize;
+        (*store.bytes(piece)).as_ref() == &file.bytes[range]
+    })
+}
+
+/// Units of `n_pieces` pieces each that cover a file of `len` bytes without gaps.
+fn cover(store: &mut Store, len: usize, ends: &[usize], n_pieces: usize) -> Vec<UnitId> {
+    let mut ends: Vec<usize> = ends.iter().map(|end| end % len).collect();
+    ends.extend([0, len]);
+    ends.sort_unstable();
+    ends.dedup();
+    let piece = |pair: &[usize]| Piece { file: 0, range: pair[0] as u64..pair[1] as u64 };
+    let pieces: Vec<Piece> = ends.windows(2).map(piece).collect();
+    pieces.chunks(n_pieces).map(|pieces| store.add(pieces.to_vec(), 0.0)).collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+    /// Whatever is ordered, evicted and guessed: needed units have the file's bytes, and pages of
+    /// units that are not resident have no memory.
+    #[test]
+    fn needed_units_have_the_bytes_of_the_file(
+        seed: u64,
+        len in 1usize..90_000,
+        ends in prop::collection::vec(any::<usize>(), 0..40),
+        n_pieces in 1usize..4,
+        pages in 8u64..60,
+        steps in prop::collection::vec((any::<usize>(), 1usize..5, any::<usize>()), 1..60),
+    ) {
+        let file = TestFile::new(len, seed, [0, 10, 10]);
+        let mut store = store(&file, pages * PAGE);
+        let units = cover(&mut store, len, &ends, n_pieces);
+        for (first, n, guess) in steps {
+            let mut needed: Vec<UnitId> =
+                (0..n).map(|i| units[first.wrapping_add(i) % units.len()]).collect();
+            needed.dedup();
+            needed.iter().for_each(|&unit| store.touch(unit, 1));
+            match store.ensure(&needed, &NEVER) {
+                Ok(()) => {
+                    for &unit in &needed {
+                        prop_assert!(is_right(&store, &file, unit), "unit {unit}");
+                    }
+                }
+                Err(Error::Capacity { needed, capacity }) => prop_assert!(needed > capacity),
+                Err(error) => prop_assert!(false, "{error}"),
+            }
+            store.look_ahead(&[units[guess % units.len()]]);
+            prop_assert!(store.used() <= store.capacity());
+            store.advance(1);
+        }
+        store.begin(Bytes(0), CachePolicy::default());
+        let all = store.bytes(&Piece { file: 0, range: 0..len as u64 });
+        prop_assert!((*all).as_ref().iter().all(|&byte| byte == 0), "no memory is left");
+    }
+}
+
+#[test]
+fn reads_that_keep_failing_are_an_error_and_can_be_repeated() {
+    let file = TestFile::new(40_000, 1, [100, 0, 0]);
+    let mut store = store(&file, 1 << 20);
+    let unit = cover(&mut store, 40_000, &[], 1)[0];
+    let error = store.ensure(&[unit], &NEVER).unwrap_err();
+    assert!(error.to_string().starts_with("cannot read weights at byte 0: "), "{error}");
+    assert_eq!(store.used(), Bytes(0));
+    file.faults.lock().unwrap().error = 0;
+    store.ensure(&[unit], &NEVER).unwrap();
+    assert!(is_right(&store, &file, unit));
+}
+
+#[test]
+fn a_file_that_shrinks_or_changes_is_an_error() {
+    let mut file = TestFile::new(40_000, 2, [0; 3]);
+    // The file reports the length that it had when it was opened.
+    struct Shrunk(Arc<TestFile>);
+    impl std::fmt::Debug for Shrunk {
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            write!(f, "Shrunk")
+        }
+    }
+    impl ReadAt for Shrunk {
+        fn name(&self) -> String {
+            self.0.name()
+        }
+        fn size(&self) -> u64 {
+            60_000
+        }
+        fn read_at(&self, out: &mut [u8], offset: u64) -> io::Result<usize> {
+            self.0.read_at(out, offset)
+        }
+        fn is_unchanged(&self) -> bool {
+            true
+        }
+    }
+    let shrunk: Arc<dyn ReadAt> = Arc::new(Shrunk(Arc::clone(&file)));
+    let mut short = Store::new(vec![shrunk], 2).unwrap();
+    short.begin(Bytes(1 << 20), CachePolicy::default());
+    let unit = short.add(vec![Piece { file: 0, range: 0..60_000 }], 0.0);
+    let error = short.ensure(&[unit], &NEVER).unwrap_err();
+    assert!(matches!(error, Error::Shortened { .. }), "{error}");
+
+    let mut changing = store(&file, 1 << 20);
+    let units = cover(&mut changing, 40_000, &[20_000], 1);
+    changing.ensure(&units[..1], &NEVER).unwrap();
+    file.changed.store(true, Ordering::Relaxed);
+    let error = changing.ensure(&units, &NEVER).unwrap_err();
+    assert!(matches!(error, Error::Changed { .. }), "{error}");
+    assert!(Arc::get_mut(&mut file).is_none());
+}
+
+#[test]
+fn an_interrupt_ends_the_wait_and_reads_go_on() {
+    let file = TestFile::new(4 << 20, 3, [0, 0, 99]);
+    let mut store = store(&file, 8 << 20);
+    let unit = cover(&mut store, 4 << 20, &[], 1)[0];
+    file.faults.lock().unwrap().interrupted = 100;
+    let error = store.ensure(&[unit], &AtomicBool::new(true)).unwrap_err();
+    assert_eq!(error, Error::Interrupted);
+    file.faults.lock().unwrap().interrupted = 0;
+    store.ensure(&[unit], &NEVER).unwrap();
+    assert!(is_right(&store, &file, unit));
+}
+
+#[test]
+fn pinned_units_stay_and_statistics_add_up() {
+    let file = TestFile::new(20 * PAGE as usize, 4, [0; 3]);
+    let mut store = store(&file, 12 * PAGE);
+    let ends: Vec<usize> = (0..20).map(|n| n * PAGE as usize).collect();
+    let units = cover(&mut store, 20 * PAGE as usize, &ends, 1);
+    assert!(units[..10].iter().all(|&unit| store.pin(unit)));
+    for token in 0..3 {
+        for pair in units[10..].chunks(2) {
+            pair.iter().for_each(|&unit| store.touch(unit, 1));
+            store.ensure(pair, &NEVER).unwrap();
+            assert!(pair.iter().all(|&unit| is_right(&store, &file, unit)), "token {token}");
+        }
+        store.advance(1);
+    }
+    assert!(!store.pin(units[19]) || !store.pin(units[18]) || !store.pin(units[17]));
+    store.ensure(&units[..10], &NEVER).unwrap();
+    assert!(units[..10].iter().all(|&unit| is_right(&store, &file, unit)));
+    let stats = store.stats();
+    assert_eq!(stats.hits + stats.misses + stats.ahead, 3 * 10 + 10);
+    assert!(stats.misses >= 24 && stats.read >= Bytes((10 + stats.misses) * PAGE));
+}
+
+#[test]
+fn files_are_read_past_the_page_cache() {
+    let path = std::env::temp_dir().join(format!("thermocline-store-{}", std::process::id()));
+    let bytes: Vec<u8> =
+        (0..9u32 << 20).map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+    std::fs::write(&path, &bytes).unwrap();
+    let opened = std::fs::File::open(&path).unwrap();
+    let file = crate::DirectFile::open(&path, Some(&opened)).unwrap();
+    let speed = crate::measure(&file).unwrap();
+    assert!(speed.bandwidth > 0.0 && speed.latency > 0.0 && speed.depth > 0);
+    let mut store = Store::new(vec![Arc::new(file)], 4).unwrap();
+    store.begin(Bytes(16 << 20), CachePolicy::default());
+    let piece = Piece { file: 0, range: 5..(9 << 20) - 3 };
+    let unit = store.add(vec![piece.clone()], 1.0);
+    store.ensure(&[unit], &NEVER).unwrap();
+    assert!((*store.bytes(&piece)).as_ref() == &bytes[5..bytes.len() - 3]);
+    let other = std::env::temp_dir().join(format!("thermocline-store-{}-b", std::process::id()));
+    std::fs::write(&other, &bytes).unwrap();
+    let error = crate::DirectFile::open(&other, Some(&opened)).unwrap_err();
+    assert!(matches!(error, Error::Changed { .. }), "{error}");
+    std::fs::remove_file(&path).unwrap();
+    std::fs::remove_file(&other).unwrap();
+}
