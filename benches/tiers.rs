@@ -170,7 +170,7 @@ impl Policy for Stored {
         needed.iter().for_each(|&unit| self.cache.touch(unit, 1));
         for &unit in needed {
             if !self.cache.is_resident(unit) {
-                self.cache.admit(unit, |unit| needed.contains(&unit), &mut Vec::new());
+                self.cache.admit(&[unit], |unit| needed.contains(&unit), &mut Vec::new());
             }
         }
         hits

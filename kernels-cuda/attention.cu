@@ -118,7 +118,7 @@ DEVICE void weigh_chunk(float* scores, float* largest, float* total, float* fact
                 scores[i * HEADS + h] = score;
             }
             if (slopes && h < n_heads && score != LOW) {
-                score -= slopes[h] * float(distance - int(i));
+                score -= slopes[h] * fabsf(float(distance - int(i)));
                 scores[i * HEADS + h] = score;
             }
             most = fmaxf(most, score);
@@ -208,7 +208,7 @@ DEVICE void attend(const float* q, const unsigned* k, const unsigned* v, const u
     const unsigned pos = facts.pos(t);
     Chunk chunk;
     chunk.first = first_seen(pos, window);
-    chunk.end = pos + 1;
+    chunk.end = end_seen(facts, t, pos, window);
     const unsigned first_start = first_chunk(chunk.first, at_span, n_spans);
     if (first_start >= chunk.end) return;
     const unsigned per_group = n_head / n_head_kv, n_tiles = (per_group + HEADS - 1) / HEADS;

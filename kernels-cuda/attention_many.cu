@@ -20,8 +20,8 @@ static constexpr unsigned NO_SEQUENCE = 0xffffffffu;
 typedef cache::Choice<cache::FORMAT> Format;
 
 struct Rows {
-    // Token, its sequence (NO_SEQUENCE for none), and the positions that it attends to.
-    unsigned token[ROWS], seq[ROWS], first[ROWS], end[ROWS];
+    // Token, its sequence (NO_SEQUENCE for none), its position, and the positions that it attends to.
+    unsigned token[ROWS], seq[ROWS], pos[ROWS], first[ROWS], end[ROWS];
 };
 
 // The inputs from which a block reads rows and positions.
@@ -103,7 +103,7 @@ DEVICE void weigh(const Rows& rows, unsigned seq, unsigned start, float scale, f
             counts[j] = pos >= first && pos < end;
             scores[i][j] *= scale;
             if (softcap != 0.0f) scores[i][j] = capped(scores[i][j], softcap);
-            if (slope != 0.0f) scores[i][j] -= slope * float(int(end) - 1 - int(pos));
+            if (slope != 0.0f) scores[i][j] -= slope * fabsf(float(int(rows.pos[row]) - int(pos)));
             if (!counts[j]) scores[i][j] = LOW;
             most = fmaxf(most, scores[i][j]);
         }
@@ -202,7 +202,8 @@ DEVICE void attend(const float* q, const unsigned* k, const unsigned* v, const u
         const unsigned pos = real ? facts.pos(t) : 0;
         rows.token[thread()] = t;
         rows.first[thread()] = first_seen(pos, window);
-        rows.end[thread()] = pos + 1;
+        rows.pos[thread()] = pos;
+        rows.end[thread()] = real ? end_seen(facts, t, pos, window) : 0;
         rows.seq[thread()] = real ? facts.seq(t) : NO_SEQUENCE;
     }
     barrier();

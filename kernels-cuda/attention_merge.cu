@@ -16,7 +16,8 @@ KERNEL(attention_merge)(const float* all_parts, const float* sinks, const unsign
     if (t >= real_tokens(batch, n_rows)) return;
     // Spans with at least one chunk are consecutive and wrap around to span 0.
     const unsigned pos = facts.pos(t), first = first_seen(pos, window) / CHUNK;
-    const unsigned n_chunks = pos / CHUNK + 1 - first, n = n_chunks < n_spans ? n_chunks : n_spans;
+    const unsigned last = (end_seen(facts, t, pos, window) - 1) / CHUNK;
+    const unsigned n_chunks = last + 1 - first, n = n_chunks < n_spans ? n_chunks : n_spans;
     const size_t at = size_t(t) * n_head + head;
     const Parts parts(const_cast<float*>(all_parts), n_rows, n_head, n_spans, d_value);
     const float* own = parts.facts + 2 * at * n_spans;

@@ -23,8 +23,13 @@
     extern __shared__ __attribute__((aligned(16))) unsigned char dynamic_shared[]; \
     T* name = reinterpret_cast<T*>(dynamic_shared)
 
-// Wavefront size, 64 on CDNA and 32 on RDNA: known during code generation, but not a constant expression.
+// Wavefront size, 64 on CDNA and 32 on RDNA: known during code generation, but not a constant expression. Compilers up to
+// ROCm 6.1 lack the builtin, and ROCm 7 the macro.
+#if __has_builtin(__builtin_amdgcn_wavefrontsize)
 #define WAVE (__builtin_amdgcn_wavefrontsize())
+#else
+#define WAVE unsigned(__AMDGCN_WAVEFRONT_SIZE)
+#endif
 // Matrix instructions for bytes: WMMA of RDNA 3 and 4, MFMA of CDNA 1 and 2, and of CDNA 3 and later.
 #if defined(__GFX11__) && __has_builtin(__builtin_amdgcn_wmma_i32_16x16x16_iu8_w32)
 #define HAS_MMA 1

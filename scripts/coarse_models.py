@@ -5,7 +5,7 @@ Tensor names, shapes and keys are those that llama.cpp's converter writes (`conv
 """
 import numpy as np
 
-from variant_models import D_HEAD, GELU_BOUND, HEADS, KV_HEADS, WIDTH, Model
+from variant_models import D_HEAD, GELU_BOUND, HEADS, KV_HEADS, NEURONS, WIDTH, Model
 
 D_STATE, RANK, KERNEL = 4, 2, 4
 
@@ -250,6 +250,54 @@ def rwkv7(w):
     return m
 
 
+def time_mix(m, blk, rank, decay_rank, n_kv):
+    """The time mix of RWKV-6 and QRWKV: a share of the earlier input for each token and channel."""
+    w = m.w
+    m.norms(blk, "attn_norm")
+    w.matrix(f"{blk}time_mix_w1", 5 * rank, WIDTH)
+    w.put(f"{blk}time_mix_w2.weight", np.float16(rank**-0.5 * w.noise(5, WIDTH, rank)))
+    w.put(f"{blk}time_mix_lerp_x.weight", 0.5 + 0.25 * w.noise(WIDTH))
+    w.put(f"{blk}time_mix_lerp_fused.weight", 0.5 + 0.25 * w.noise(5, 1, 1, WIDTH))
+    w.put(f"{blk}time_mix_decay.weight", w.noise(WIDTH) - 1)
+    w.matrix(f"{blk}time_mix_decay_w1", decay_rank, WIDTH)
+    w.matrix(f"{blk}time_mix_decay_w2", WIDTH, decay_rank)
+    for part, n in [("key", n_kv), ("value", n_kv), ("receptance", WIDTH), ("gate", WIDTH), ("output", WIDTH)]:
+        w.matrix(f"{blk}time_mix_{part}", n, WIDTH)
+
+
+def rwkv6(w):
+    """Token shifts that depend on the token, a gated block with a squared ReLU, residuals halved after each layer."""
+    m = Model("rwkv6", "rwkv6", w, 2, wkv__head_size=D_HEAD, attention__head_count=0, attention__head_count_kv=0,
+              time_mix_extra_dim=4, time_decay_extra_dim=6, rescale_every_n_layers=1)
+    m.ends(bias=True)
+    m.norms("", "token_embd_norm", bias=True)
+    for blk in (f"blk.{i}." for i in range(2)):
+        time_mix(m, blk, 4, 6, WIDTH)
+        w.put(f"{blk}attn_norm.bias", 0.3 * w.noise(WIDTH))
+        m.norms(blk, "attn_norm_2", "time_mix_ln", bias=True)
+        w.put(f"{blk}time_mix_first.weight", w.noise(HEADS, D_HEAD))
+        for part in "kr":
+            w.put(f"{blk}channel_mix_lerp_{part}.weight", 0.5 + 0.25 * w.noise(WIDTH))
+        w.matrix(f"{blk}channel_mix_key", NEURONS, WIDTH)
+        w.matrix(f"{blk}channel_mix_value", WIDTH, NEURONS)
+        w.matrix(f"{blk}channel_mix_receptance", WIDTH, WIDTH)
+    return m
+
+
+def qrwkv(w):
+    """Heads that share keys and values, gated linear attention, blocks of Qwen 2."""
+    m = Model("qrwkv", "rwkv6qwen2", w, 2, wkv__head_size=D_HEAD, attention__head_count=0, time_mix_extra_dim=4,
+              time_decay_extra_dim=6, token_shift_count=1)
+    m.ends()
+    for blk in (f"blk.{i}." for i in range(2)):
+        time_mix(m, blk, 4, 6, KV_HEADS * D_HEAD)
+        m.norms(blk, "ffn_norm")
+        for part, n in [("key", D_HEAD), ("value", D_HEAD), ("receptance", WIDTH)]:
+            w.put(f"{blk}time_mix_{part}.bias", 0.3 * w.noise(n))
+        m.dense(blk)
+    return m
+
+
 def apertus(w):
     """Blocks without a gate; the activation has other numbers in each layer."""
     m = Model("apertus", "apertus", w, 2, xielu__alpha_n=[0.8, -0.4], xielu__alpha_p=[0.3, 1.1], xielu__beta=[0.5, 0.7],
@@ -260,6 +308,56 @@ def apertus(w):
         m.attention(blk)
         m.qk_norms(blk)
         m.dense(blk, gate=False)
+    return m
+
+
+def gemma3n(w):
+    """Residual streams, a low-rank residual and a cut-off of the gates. llama.cpp has 4 streams, a rank of 64, per-layer
+    embeddings of 256 values, 20 layers with a KV cache of their own and 10 with a cut-off, whatever the file says: repeated
+    values keep it small."""
+    n_layer, n_own, width, rank, n = 22, 20, 256, 64, 4
+    w.step = 1
+    pattern = [i % 5 != 4 for i in range(n_layer)]
+    m = Model("gemma3n", "gemma3n", w, n_layer, GELU_BOUND, attention__sliding_window=6, final_logit_softcapping=30.0,
+              attention__sliding_window_pattern=pattern, attention__shared_kv_layers=n_layer - n_own,
+              embedding_length_per_layer_input=width, altup__num_inputs=n, altup__active_idx=0,
+              rope__freq_base_swa=1e3, activation_sparsity_scale=[1.6448533535] * 10 + [float("-inf")] * (n_layer - 10))
+    m.ends()
+
+    def repeated(name, n_out, n_in, period):
+        """The same rows again after every `period`, or the same columns if there are fewer rows than columns."""
+        axis = 0 if n_out > n_in else 1
+        part = w.noise(*((period, n_in) if axis == 0 else (n_out, period)))
+        w.put(f"{name}.weight", np.float16(1.5 * n_in**-0.5 * np.concatenate([part] * (max(n_out, n_in) // period), axis)))
+
+    for part in ["altup_proj", "altup_unembd_proj"]:
+        w.put(f"{part}.weight", np.float16(WIDTH**-0.5 * w.noise(n - 1, WIDTH, WIDTH)))
+    repeated("per_layer_token_embd", 99, width * n_layer, 16)
+    repeated("per_layer_model_proj", width * n_layer, WIDTH, 16)
+    w.norm("per_layer_proj_norm", width)
+    for i in range(n_layer):
+        blk = f"blk.{i}."
+        if i > 1:
+            # Compression finds what repeats after two layers.
+            m.w.tensors |= {name.replace(f"blk.{i - 2}.", blk, 1): values for name, values in m.w.tensors.items()
+                            if name.startswith(f"blk.{i - 2}.")}
+            continue
+        m.norms(blk, "attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm", "post_norm", "laurel_post_norm",
+                "altup_router_norm")
+        # Layers change little, so that rounding errors do not grow over all of them.
+        for part in ["post_attention_norm", "post_ffw_norm", "post_norm", "laurel_post_norm"]:
+            w.put(f"{blk}{part}.weight", 0.25 * w.tensors[f"{blk}{part}.weight"])
+        m.attention(blk)
+        m.qk_norms(blk)
+        m.dense(blk)
+        repeated(f"{blk}inp_gate", width, WIDTH, 16)
+        repeated(f"{blk}proj", WIDTH, width, 16)
+        repeated(f"{blk}laurel_l", rank, WIDTH, 16)
+        repeated(f"{blk}laurel_r", WIDTH, rank, 16)
+        w.put(f"{blk}altup_correct_coef.weight", np.float16(0.1 * w.noise(n, n)))
+        w.put(f"{blk}altup_correct_scale.weight", 1 + 0.3 * w.noise(WIDTH))
+        w.put(f"{blk}altup_predict_coef.weight", np.float16(0.1 * w.noise(n * n, n)))
+        w.put(f"{blk}altup_router.weight", np.float16(4 * w.noise(n, WIDTH)))
     return m
 
 
@@ -277,6 +375,7 @@ def arctic(w):
 
 def models(weights):
     """Every model; `weights(seed)` makes its random tensors."""
-    builders = [mamba, jamba, plamo2, falcon_h1, llama4, grok, muse_glimmer, cohere2moe, rwkv7, step35, maple, apertus, arctic]
+    builders = [mamba, jamba, plamo2, falcon_h1, llama4, grok, muse_glimmer, cohere2moe, rwkv7, step35, maple, apertus, arctic,
+                rwkv6, qrwkv, gemma3n]
     for seed, build in enumerate(builders, start=300):
         yield build(weights(seed))

@@ -19,6 +19,7 @@ import llama_cpp
 import numpy as np
 
 GGML_TYPE_F32 = 0
+RANK = llama_cpp.LLAMA_POOLING_TYPE_RANK
 CACHE_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "iq4_nl": 20, "bf16": 30}
 
 
@@ -76,6 +77,35 @@ def logits_of(model, ids, n_ctx, n_ubatch, adapters=(), **overrides):
     llama_cpp.llama_batch_free(batch)
     llama_cpp.llama_free(context)
     return np.stack(rows)
+
+
+def states_of(model, ids, n_ctx, pooling=llama_cpp.LLAMA_POOLING_TYPE_NONE):
+    """Final hidden states `[len(ids), n_embd]` of a text, or with another pooling its embedding `[n]`."""
+    settings = llama_cpp.llama_context_default_params()
+    settings.n_ctx = settings.n_batch = settings.n_ubatch = max(n_ctx, len(ids))
+    settings.type_k = settings.type_v = GGML_TYPE_F32
+    settings.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
+    settings.n_threads = settings.n_threads_batch = 1
+    settings.embeddings, settings.pooling_type = True, pooling
+    context = llama_cpp.llama_init_from_model(model, settings)
+    batch = llama_cpp.llama_batch_init(len(ids), 0, 1)
+    batch.n_tokens = len(ids)
+    for i, token in enumerate(ids):
+        batch.token[i], batch.pos[i] = token, i
+        batch.n_seq_id[i], batch.seq_id[i][0], batch.logits[i] = 1, 0, 1
+    if not context or llama_cpp.llama_decode(context, batch) != 0:
+        raise SystemExit("llama.cpp cannot compute the states")
+    if pooling == llama_cpp.LLAMA_POOLING_TYPE_NONE:
+        n = llama_cpp.llama_model_n_embd(model)
+        rows = [llama_cpp.llama_get_embeddings_ith(context, i) for i in range(len(ids))]
+        values = np.stack([np.ctypeslib.as_array(row, (n,)).copy() for row in rows])
+    else:
+        n = llama_cpp.llama_model_n_embd_out(model)
+        n = llama_cpp.llama_model_n_cls_out(model) if pooling == llama_cpp.LLAMA_POOLING_TYPE_RANK else n
+        values = np.ctypeslib.as_array(llama_cpp.llama_get_embeddings_seq(context, 0), (n,)).copy()
+    llama_cpp.llama_batch_free(batch)
+    llama_cpp.llama_free(context)
+    return values
 
 
 def cache_of(name):

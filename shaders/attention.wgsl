@@ -31,7 +31,8 @@ struct Params {
     v_words: u32,
     n_spans: u32,
     span: u32,
-    // 0 for all positions; with the highest bit, the length of chunks; otherwise of a sliding window.
+    // 0 for all positions up to the token's; with the highest bit, the length of chunks; with the next
+    // one, the most positions before or after the token's; otherwise the length of a sliding window.
     window: u32,
     has_slopes: u32,
     scale: f32,
@@ -75,7 +76,7 @@ fn main(
             let pos = batch[p.at_batch + 4u + 2u * p.max_tokens + t];
             var first = at_span * p.span;
             first = max(first, first_seen(pos, p.window));
-            let end = min(pos + 1u, (at_span + 1u) * p.span);
+            let end = min(end_seen(t, pos, p.window), (at_span + 1u) * p.span);
             found = vec4<u32>(batch[p.at_batch + 4u + p.max_tokens + t], first, end, pos);
         }
         facts = found;
@@ -103,7 +104,7 @@ fn main(
         let end_i = min(end, start + CHUNK) - start;
         for (var i = from_i + lane; i < end_i; i += {{ROW}}u) {
             let row = p.at_k + cache_row(seq, start + i) * p.k_words;
-            let distance = f32(known.w - (start + i));
+            let distance = abs(f32(known.w) - f32(start + i));
             for (var h = 0u; h < n_heads; h++) {
                 let from_q = p.at_q + (t * p.n_head + head + h) * p.d_head;
                 var score = p.scale * score_dot(row, g * p.d_head, from_q);

@@ -39,7 +39,7 @@ fn main(
     let first = first_seen(pos, p.window);
     let from_part = p.at_parts + at * p.n_spans * (p.d_value + 2u);
     let from_span = first / p.span;
-    let last_span = pos / p.span;
+    let last_span = (end_seen(t, pos, p.window) - 1u) / p.span;
     var largest = -3.0e38;
     if (p.has_sinks != 0u) { largest = sinks[p.at_sinks + head]; }
     for (var s = from_span; s <= last_span; s++) {

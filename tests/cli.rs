@@ -77,7 +77,30 @@ fn completions_are_printed_for_each_shell() {
         let script = thermocline(&["completions", shell]);
         assert!(script.status.success());
         assert!(stdout(&script).contains("ctx-size"), "{shell}");
+        assert!(stdout(&script).contains("slot-save-path"), "{shell}: flags of `serve`");
+        // The others complete no values, fish none of words without a flag.
+        if ["bash", "zsh", "fish"].contains(&shell) {
+            assert!(stdout(&script).contains("predicted"), "{shell}: values of --sparsity");
+        }
+        if ["bash", "zsh"].contains(&shell) {
+            assert!(stdout(&script).contains("Q5_K_S"), "{shell}: types of `quantize`");
+        }
     }
+}
+
+#[test]
+fn manual_pages_are_written_for_each_command() {
+    let folder = tempfile::tempdir().unwrap();
+    let pages = folder.path().join("man/man1");
+    assert!(thermocline(&["man", pages.to_str().unwrap()]).status.success());
+    let page = |name: &str| std::fs::read_to_string(pages.join(name)).unwrap();
+    assert!(page("thermocline.1").contains("thermocline\\-serve(1)"));
+    assert!(page("thermocline-serve.1").contains("\\-\\-slot\\-save\\-path"));
+    let help = stdout(&thermocline(&["--help"]));
+    assert!(!help.contains("  man "), "it is for packages");
+    assert!(!pages.join("thermocline-man.1").exists());
+    assert!(!pages.join("thermocline-help.1").exists());
+    check_failure(&thermocline(&["man", "/dev/null/x"]), 1, "cannot create the folder");
 }
 
 #[test]
@@ -380,4 +403,43 @@ fn a_closed_pipe_is_not_an_error() {
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     assert_eq!(stderr(&output), "");
+}
+
+/// The embeddings of a fixture without a BOS token.
+#[test]
+fn embed_prints_embeddings_and_encoders_generate_no_text() {
+    let model =
+        crate::support::packed::families().join("eurobert.gguf").to_str().unwrap().to_owned();
+    let output =
+        thermocline(&["embed", &model, "A cat.", "A dog.", "--embd-output-format", "json"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let lengths = json["data"].as_array().unwrap().iter().map(|item| {
+        let values = item["embedding"].as_array().unwrap();
+        assert_eq!(values.len(), 16);
+        values.iter().map(|value| value.as_f64().unwrap().powi(2)).sum::<f64>().sqrt()
+    });
+    assert!(lengths.map(|length| (length - 1.0).abs()).all(|error| error < 1e-4));
+    let output = thermocline(&["embed", "-m", &model, "-p", "A cat.\nA cat."]);
+    assert!(stdout(&output).contains("  1.00   1.00 A cat."), "{}", stdout(&output));
+    let states = thermocline(&[
+        "embed",
+        "-m",
+        &model,
+        "-p",
+        "A cat.",
+        "--pooling",
+        "none",
+        "--embd-output-format",
+        "raw",
+    ]);
+    assert_eq!(stdout(&states).lines().count(), 6);
+    check_failure(&thermocline(&["run", "-m", &model, "-p", "A cat."]), 3, "`thermocline embed");
+    check_failure(
+        &thermocline(&["embed", "-m", &model, "-p", "A", "--pooling", "rank"]),
+        3,
+        "no head",
+    );
+    let long = "A cat. ".repeat(40);
+    check_failure(&thermocline(&["embed", "-m", &model, "-c", "64", "-p", &long]), 1, "280 tokens");
 }

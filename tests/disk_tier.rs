@@ -10,7 +10,9 @@ use std::sync::atomic::AtomicBool;
 use hal::Bytes;
 use hal::format::Format;
 use tempfile::NamedTempFile;
-use thermocline::engine::{Engine, EngineOptions, Error, LogitsRequest, PagingOptions};
+use thermocline::engine::{
+    Engine, EngineOptions, Error, LogitsRequest, NeuronReads, PagingOptions,
+};
 use thermocline::gguf::File;
 use thermocline::model::{Model, ModelOptions};
 use thermocline::synthetic::Spec;
@@ -31,7 +33,8 @@ fn open(path: &Path) -> Arc<Model> {
 }
 
 fn load(model: &Arc<Model>, budget: Option<Bytes>) -> Result<Engine, Error> {
-    let paging = budget.map(|budget| PagingOptions { budget, depth: 3 });
+    let paging =
+        budget.map(|budget| PagingOptions { budget, depth: 3, neurons: NeuronReads::Layer });
     let n_ctx = model.positions.as_ref().map_or(128, |table| table.n_positions().min(128));
     let options = EngineOptions { n_ctx, n_ubatch: 32, paging, ..EngineOptions::default() };
     let devices = vec![cpu_device(2)];

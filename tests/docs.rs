@@ -18,7 +18,16 @@ use std::path::{Path, PathBuf};
 const FIXTURES: &str = "model.gguf and instruct.gguf: the built-in model; text.txt: a part of its held-out text; HF_DIR: a tiny checkpoint";
 
 /// Flags of other programs that the pages name.
-const FOREIGN_FLAGS: &[&str] = &["--release", "--workspace", "--no-default-features"];
+const FOREIGN_FLAGS: &[&str] = &[
+    "--example",
+    "--git",
+    "--gpus",
+    "--no-default-features",
+    "--now",
+    "--release",
+    "--twice",
+    "--workspace",
+];
 
 #[derive(Debug)]
 struct Block {
@@ -159,11 +168,17 @@ fn links_resolve_and_the_index_is_complete() {
         let targets = text.split("](").skip(1).filter_map(|rest| rest.split(')').next());
         for target in targets.filter(|target| !target.starts_with("http")) {
             let (path, heading) = target.split_once('#').unwrap_or((target, ""));
-            let aim = file.parent().unwrap().join(path);
+            let folder = file.parent().unwrap();
+            let aim = if path.is_empty() { file.clone() } else { folder.join(path) };
             assert!(aim.exists(), "{}: the link {target} leads nowhere", file.display());
             if !heading.is_empty() {
                 let wanted = heading.replace('-', " ");
-                let has = |line: &str| line.trim_start_matches('#').trim().to_lowercase() == wanted;
+                // An anchor has the heading's letters, digits and hyphens.
+                let anchored = |c: &char| c.is_alphanumeric() || " -_".contains(*c);
+                let has = |line: &str| {
+                    let heading = line.trim_start_matches('#').trim().to_lowercase();
+                    heading.chars().filter(anchored).collect::<String>().replace('-', " ") == wanted
+                };
                 let aimed = fs::read_to_string(&aim).unwrap();
                 let found = aimed.lines().any(|line| line.starts_with('#') && has(line));
                 assert!(found, "{}: {target} has no such heading", file.display());
@@ -179,6 +194,54 @@ fn links_resolve_and_the_index_is_complete() {
         let there = linked.contains(&file.canonicalize().unwrap());
         assert!(there, "docs/README.md has no link to {}", file.display());
     }
+}
+
+#[test]
+fn the_code_of_the_library_page_is_that_of_an_example() {
+    let page = fs::read_to_string(root().join("docs/library.md")).unwrap();
+    let example = fs::read_to_string(root().join("examples/generate.rs")).unwrap();
+    let known: BTreeSet<&str> = example.lines().map(str::trim).collect();
+    let code = blocks("docs/library.md", &page).into_iter().find(|block| block.language == "rust");
+    for line in code.expect("a block of Rust").text.lines().map(str::trim) {
+        assert!(known.contains(line), "examples/generate.rs has no line `{line}`");
+    }
+}
+
+/// Adds the text of every source file below `folder` to `all`, with lines joined as the compiler
+/// joins those of a string that is continued.
+fn sources(folder: &Path, all: &mut String) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            sources(&path, all);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            let text = fs::read_to_string(path).unwrap();
+            let mut lines = text.split("\\\n");
+            all.push_str(lines.next().unwrap_or_default());
+            lines.for_each(|line| all.push_str(line.trim_start()));
+        }
+    }
+}
+
+#[test]
+fn messages_of_the_troubleshooting_page_exist() {
+    let mut all = String::new();
+    sources(&root().join("src"), &mut all);
+    let page = fs::read_to_string(root().join("docs/troubleshooting.md")).unwrap();
+    let rows = page.lines().filter_map(|line| line.strip_prefix("| `")?.split(" | ").next());
+    let mut n_found = 0;
+    for row in rows {
+        // Every second part is between backquotes.
+        for message in row.split('`').step_by(2) {
+            // Between two messages stands what varies, and words of the table.
+            if message.contains("...") || message.trim().len() < 8 {
+                continue;
+            }
+            assert!(all.contains(message.trim_end()), "no source has the message `{message}`");
+            n_found += 1;
+        }
+    }
+    assert!(n_found >= 10, "only {n_found} messages were found");
 }
 
 fn flags(text: &str) -> BTreeSet<String> {

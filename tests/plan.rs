@@ -360,7 +360,7 @@ fn invalid_plan_arguments_are_rejected() {
     failure(&["--density", "0"], 2, "not a fraction");
     failure(&["--assume", "a,memory=1GiB", "--main-gpu", "7"], 5, "no device number 7");
     failure(&["--assume", "a,memory=1GiB", "--device", "a,A"], 2, "twice");
-    failure(&["--assume", "cpu,memory=1GiB"], 2, "cpu may be given only once");
+    failure(&["--assume", "cpu,op=1us", "--assume", "CPU,op=2us"], 2, "cpu may be given only once");
     failure(
         &["--assume", "a,memory=1GiB", "--vram-budget", "1,2"],
         2,
@@ -382,8 +382,17 @@ fn devices_and_doctor_report() {
     let listed = thermocline(&["devices", "--json"]);
     let report: Value = serde_json::from_slice(&listed.stdout).unwrap();
     assert!(number(&report["cpu"]["threads"]) > 0);
-    let doctor = thermocline(&["doctor", "--json", "-t", "1"]);
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("report.json");
+    let switches = ["--device-options", "subgroups=off,CUDA0:graphs=off"];
+    let arguments = ["doctor", "--json", "-t", "1", "--report", file.to_str().unwrap()];
+    let doctor = thermocline(&[&arguments[..], &switches].concat());
     let report: Value = serde_json::from_slice(&doctor.stdout).unwrap();
+    let sent: Value = serde_json::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
+    assert_eq!(sent["devices"], report["devices"]);
+    assert_eq!(sent["device_options"], "all:subgroups=off,CUDA0:graphs=off");
+    assert_eq!(sent["system"]["os"], std::env::consts::OS);
+    assert!(sent["program"]["build"].as_str().unwrap().contains("backends: cpu"), "{sent}");
     let cpu = &report["devices"][0];
     assert!(cpu["bytes_per_second"].as_f64().unwrap() > 0.0, "{cpu}");
     assert!(cpu["read_gb_s"].as_f64().unwrap() > 0.0);
@@ -391,6 +400,7 @@ fn devices_and_doctor_report() {
     for device in devices.filter(|device| device["error"].is_null()) {
         assert!(!device["ways"].as_array().unwrap().is_empty(), "{device}");
         assert!(device["prompt_bytes_per_second"].as_f64().unwrap() > 0.0, "{device}");
+        assert_eq!(device["self_test"]["passed"], true, "{device}");
         assert!(device["hand_off_seconds"].as_f64().unwrap() > 0.0, "{device}");
     }
     for missing in report["missing"].as_array().unwrap() {

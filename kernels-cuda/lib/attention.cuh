@@ -86,11 +86,22 @@ DEVICE float capped(float score, float softcap) {
     return score < 0.0f ? -size : size;
 }
 
+/// Bits of a window (`Window::word` of hal): chunks, positions before and after the token.
+static constexpr unsigned CHUNKS = 1u << 31, AROUND = 1u << 30;
+
 /// The first position that a token at `pos` attends to.
 DEVICE unsigned first_seen(unsigned pos, unsigned window) {
-    const unsigned len = window & 0x7fffffffu;
-    if (window != len) return pos / len * len;
+    const unsigned len = window & ~(CHUNKS | AROUND);
+    if (window & AROUND) return pos > len ? pos - len : 0;
+    if (window & CHUNKS) return pos / len * len;
     return len != 0 && pos + 1 > len ? pos + 1 - len : 0;
+}
+
+/// The end of the positions that token `t` at `pos` attends to.
+DEVICE unsigned end_seen(const Batch& batch, unsigned t, unsigned pos, unsigned window) {
+    if (!(window & AROUND)) return pos + 1;
+    const unsigned end = pos + 1 + (window & ~AROUND), len = batch.len(t);
+    return end < len ? end : len;
 }
 
 /// The first chunk of a span at or after the chunk of position `first`. Chunks are dealt to spans

@@ -16,6 +16,8 @@ struct Batch {
     DEVICE unsigned kv_row(unsigned t) const { return words[4 + 3 * max_tokens + t]; }
     DEVICE unsigned output(unsigned i) const { return words[4 + 4 * max_tokens + i]; }
 
+    /// Number of positions of a token's sequence after the step.
+    DEVICE unsigned len(unsigned t) const { return words[4 + 5 * size_t(max_tokens) + seq(t)]; }
     /// The blocks of a sequence's cache, of 32 rows each.
     DEVICE const unsigned* blocks(unsigned seq, unsigned max_seqs, unsigned max_blocks) const {
         return words + 4 + 5 * size_t(max_tokens) + max_seqs + size_t(seq) * max_blocks;

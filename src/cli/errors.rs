@@ -89,7 +89,7 @@ fn device(error: &hal::Error) -> Failure {
         }
         E::Cancelled => Failure::interrupted(),
         E::DeviceLost { .. } | E::Driver { .. } => {
-            let help = "if it is a GPU, update its driver, or use only the CPU: --device none";
+            let help = "if it is a GPU, update its driver, turn off ways of using it (--device-options graphs=off,flags=off,mma=off,subgroups=off), or use only the CPU (--device none); `thermocline doctor` tests devices";
             Failure::new(Exit::Failed, "a device failed").caused_by(error).help(help)
         }
         E::Unsupported { .. } => {
@@ -164,7 +164,9 @@ impl From<DeviceError> for Failure {
             | DeviceError::OfBackend { missing, .. }
             | DeviceError::Number { missing, .. } => missing.clone(),
             DeviceError::CannotOpen { .. } => None,
-            DeviceError::Twice { .. } | DeviceError::Budgets { .. } => {
+            DeviceError::Twice { .. }
+            | DeviceError::SameCard { .. }
+            | DeviceError::Budgets { .. } => {
                 return Failure::usage(error.to_string());
             }
             DeviceError::ShareOfUnknown { .. } => {
@@ -235,6 +237,9 @@ impl From<engine::Error> for Failure {
             }
             E::TooManySequences { .. } => Failure::new(Exit::Failed, error.to_string())
                 .help("-np N allows more sequences at once"),
+            E::Encoder => Failure::new(Exit::BadModel, error.to_string())
+                .help("`thermocline embed -m MODEL TEXT` prints the embedding of a text"),
+            E::TextInParts { .. } => Failure::new(Exit::Failed, error.to_string()),
             E::NotRestored(_) => Failure::new(Exit::Failed, error.to_string()),
             E::Store(store::Error::Capacity { .. }) => {
                 Failure::new(Exit::Memory, error.to_string())

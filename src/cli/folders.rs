@@ -12,18 +12,30 @@ use std::path::{Path, PathBuf};
 const MIN_CACHED: Bytes = Bytes(64 << 20);
 
 /// The folder that the user names, or `None` for `off`. By default and for `on`, a folder in the user's cache,
-/// or `None` if the system has none.
+/// which is created and accessible only to the user, or `None` if the system has none.
 pub(crate) fn cache_folder(named: Option<&Path>) -> Option<CacheFolder> {
     match named {
         Some(word) if word == "off" => None,
         Some(path) if path != "on" => Some(CacheFolder { path: path.to_owned(), least: Bytes(0) }),
         Some(_) | None => {
             let path = usual_cache()?;
+            make_private(&path);
             gguf::folder_of_others(&path)
                 .is_none()
                 .then_some(CacheFolder { path, least: MIN_CACHED })
         }
     }
+}
+
+/// Creates a folder and its parents, accessible only to this user: profiles and saved conversations
+/// say what was written. An existing folder stays as it is. If it cannot be created, its user
+/// reports that when it writes.
+fn make_private(folder: &Path) {
+    let mut builder = std::fs::DirBuilder::new();
+    builder.recursive(true);
+    #[cfg(unix)]
+    std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
+    let _ = builder.create(folder);
 }
 
 /// The folder in the user's cache.

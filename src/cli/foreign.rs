@@ -40,8 +40,8 @@ pub(super) const FOREIGN_COMMANDS: [(&[&str], &str); 21] = [
     ),
     (&["gpus", "list-devices"], "`thermocline devices` lists the devices"),
     (
-        &["embed", "embedding", "llama-embedding", "rerank"],
-        "`thermocline serve` has the endpoints /v1/embeddings and /rerank",
+        &["embedding", "llama-embedding", "rerank"],
+        "`thermocline embed` prints embeddings and ranking scores; `serve` has /v1/embeddings and /rerank",
     ),
     (
         &["export-lora", "finetune"],
@@ -114,11 +114,11 @@ pub(super) const OTHER_FLAGS: [(&[&str], &str); 24] = [
 pub(super) const UNSUPPORTED: [(&[&str], &str); 10] = [
     (
         &["--embd-output-format", "--embd-separator", "--cls-separator"],
-        "only `serve` computes embeddings",
+        "only `embed` prints embeddings",
     ),
     (
         &["--context-file", "--chunk-size", "--chunk-separator"],
-        "documents are not searched; `serve` computes embeddings",
+        "documents are not searched; `embed` computes embeddings",
     ),
     (
         &["--junk", "--pos", "-ns", "--sequences", "-pps", "-tgs", "-npp", "-ntg", "-npl"],

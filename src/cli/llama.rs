@@ -63,7 +63,7 @@ pub(super) struct GivenFlag {
 
 /// Whether this command accepts llama.cpp's flags.
 pub(super) fn applies_to(command: &OsStr) -> bool {
-    ["run", "chat", "serve", "bench", "perplexity", "imatrix", "profile", "plan"]
+    ["run", "chat", "serve", "embed", "bench", "perplexity", "imatrix", "profile", "plan"]
         .iter()
         .any(|c| command == *c)
 }
@@ -76,7 +76,7 @@ pub(super) fn find(flag: &str) -> Option<&'static LlamaFlag> {
 /// The table entry of llama.cpp's common flags that `command` has no use for: llama-perplexity and
 /// llama-imatrix accept those of llama-cli.
 pub(super) fn find_unused(command: &OsStr) -> Option<&'static LlamaFlag> {
-    ["perplexity", "imatrix"].iter().any(|c| command == *c).then_some(&NO_TEXT)
+    ["embed", "perplexity", "imatrix"].iter().any(|c| command == *c).then_some(&NO_TEXT)
 }
 
 /// The table entry of the switch that `flag` turns off: `--no-NAME`.

@@ -11,7 +11,7 @@ use clap::FromArgMatches;
 use std::ffi::OsString;
 
 /// The command of each section, and the words it needs besides flags.
-const SECTIONS: [(&str, &str, &[&str]); 12] = [
+const SECTIONS: [(&str, &str, &[&str]); 13] = [
     ("llama-cli", "run", &[]),
     ("llama-server", "serve", &[]),
     ("llama-perplexity", "perplexity", &[]),
@@ -20,6 +20,7 @@ const SECTIONS: [(&str, &str, &[&str]); 12] = [
     ("llama-imatrix", "imatrix", &[]),
     ("llama-gguf-split", "split", &["a.gguf", "b"]),
     ("llama-tokenize", "tokenize", &[]),
+    ("llama-embedding", "embed", &[]),
     ("Other programs of llama.cpp", "run", &[]),
     ("ik_llama.cpp", "run", &[]),
     ("Removed from llama.cpp", "run", &[]),

@@ -127,7 +127,7 @@ pub(super) static KNOWN: &[LlamaFlag] = &[
     flag(&["--memory-f32"], Nothing, Refused("use -ctk f32 -ctv f32 instead")),
     flag(&["--override-kv"], One, Refused(NO_OVERRIDE)),
     flag(&["--completion-bash"], Nothing, Refused("use `thermocline completions bash` instead")),
-    flag(&["-embd", "--embedding", "--embeddings"], Maybe, Refused("only `serve` computes embeddings")).unless(Word(&["0"])),
+    flag(&["-embd", "--embedding", "--embeddings"], Maybe, Refused("only `embed` and `serve` compute embeddings")).unless(Word(&["0"])),
     flag(&["--ppl-stride"], One, Refused("strided perplexity is not supported; chunks do not overlap")).unless(OFF),
     flag(&["--hellaswag", "--winogrande", "--multiple-choice"], Nothing, Refused(NO_TASK)),
 ];

@@ -182,13 +182,14 @@ fn dispatch(command: Command, terminal: &Terminal) -> Result<(), Failure> {
         Command::Run(args) => command::run::run(&args.with_piped_text()?.resolve()?, terminal),
         Command::Chat(args) => command::chat::run(&args.resolve()?, terminal),
         Command::Serve(args) => command::serve::run(&args.resolve()?, terminal),
+        Command::Embed(args) => command::embed::run(&args, terminal),
         Command::Bench(args) => command::bench::run(&args.resolve()?, terminal),
         Command::Perplexity(args) => command::perplexity::run(&args, terminal),
         Command::Imatrix(args) => command::imatrix::run(&args, terminal),
         Command::Predictor(args) => command::predictor::run(&args, terminal),
         Command::Profile(args) => command::profile::run(&args, terminal),
         Command::Plan(args) => command::plan::run(&args, terminal),
-        Command::Devices(args) => command::devices::run(args.json),
+        Command::Devices(args) => command::devices::run(args.json, &args.switches.all()),
         Command::Doctor(args) => command::doctor::run(&args, terminal),
         Command::Info(args) => command::info::run(&args),
         Command::Convert(args) => command::convert::convert(&args, terminal),
@@ -200,7 +201,8 @@ fn dispatch(command: Command, terminal: &Terminal) -> Result<(), Failure> {
         Command::List(args) => command::pull::list(&args),
         Command::Rm(args) => command::pull::remove(&args),
         Command::Cache(args) => command::cache::run(&args),
-        Command::Completions(args) => command::completions::run(args.shell, &mut cli()),
+        Command::Completions(args) => command::completions::run(args.shell, cli()),
+        Command::Man(args) => command::man::run(&args.folder, cli()),
     }
 }
 
@@ -282,6 +284,7 @@ mod tests {
                     "grammar",
                     "grammar_file",
                     "shell",
+                    "folder",
                     "action",
                     "model_folder",
                     "predictor_folder",

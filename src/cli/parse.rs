@@ -147,8 +147,7 @@ pub(crate) fn share(text: &str) -> Result<f64, String> {
     share.ok_or_else(|| format!("'{text}' is not a fraction between 0 and 1, such as 0.1 or 10%"))
 }
 
-/// Parses a device of `--assume`:
-/// `NAME,memory=8GiB,bandwidth=1000GB/s,rows=700GB/s,hand-off=20us,op=2us,tflops=40,upload=12GB/s`.
+/// Parses a device of `--assume`, such as `NAME,memory=8GiB,bandwidth=1000GB/s,hand-off=20us`.
 pub(crate) fn assumed(text: &str) -> Result<AssumedDevice, String> {
     let (mut device, mut keys) = (AssumedDevice::default(), Vec::new());
     for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
@@ -178,9 +177,10 @@ pub(crate) fn assumed(text: &str) -> Result<AssumedDevice, String> {
             "op" => device.op = Some(seconds(value)?),
             "tflops" => device.flops = Some(flops(value)?),
             "upload" => device.upload = Some(bandwidth_of(value)?),
+            "disk" => device.disk = Some(bandwidth_of(value)?),
             other => {
                 return Err(format!(
-                    "'{other}' is not one of memory, bandwidth, rows, hand-off, op, tflops, upload"
+                    "'{other}' is not one of memory, bandwidth, rows, hand-off, op, tflops, upload, disk"
                 ));
             }
         }

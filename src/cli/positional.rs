@@ -14,6 +14,8 @@ use std::path::Path;
 enum FreeWords {
     /// A model and a text.
     ModelAndText,
+    /// A model and texts, each a word.
+    ModelAndTexts,
     /// One model.
     Model,
     /// Several models.
@@ -28,6 +30,7 @@ fn taken_by(command: &str) -> FreeWords {
         "serve" | "info" | "plan" | "perplexity" | "imatrix" | "profile" | "predictor" => {
             FreeWords::Model
         }
+        "embed" => FreeWords::ModelAndTexts,
         "bench" => FreeWords::Models,
         _ => FreeWords::ByClap,
     }
@@ -39,6 +42,7 @@ pub(super) fn usage(command: &str) -> Option<&'static str> {
         FreeWords::ByClap if command == "quantize" => Some("<IN> [OUT] <TYPE> [THREADS]"),
         FreeWords::ModelAndText if command == "tokenize" => Some("[MODEL] [TEXT]"),
         FreeWords::ModelAndText => Some("[MODEL] [PROMPT]"),
+        FreeWords::ModelAndTexts => Some("[MODEL] [TEXT]..."),
         FreeWords::Model => Some("[MODEL]"),
         FreeWords::Models => Some("[MODEL]..."),
         FreeWords::ByClap => None,
@@ -82,7 +86,7 @@ pub(super) fn place(
     if !named && !is_model_file(first) {
         check_command(cli, first, has_model)?;
     }
-    let texts = taken == FreeWords::ModelAndText;
+    let texts = matches!(taken, FreeWords::ModelAndText | FreeWords::ModelAndTexts);
     let is_model = |word: &OsStr| !texts || is_model_file(word) || named && is_model_name(word);
     let mut n_models = 0;
     if !has_model || taken == FreeWords::Models {
@@ -114,7 +118,11 @@ pub(super) fn place(
     let mut text = OsString::from("--prompt=");
     text.push(first);
     for word in words {
-        text.push(" ");
+        if taken == FreeWords::ModelAndTexts {
+            argv.push(std::mem::replace(&mut text, OsString::from("--prompt=")));
+        } else {
+            text.push(" ");
+        }
         text.push(word);
     }
     argv.push(text);
@@ -189,6 +197,11 @@ mod tests {
         );
         check(&["info", "m"], &["info", "--model=m"], true);
         check(&["tokenize", "m.gguf", "Hi"], &["tokenize", "--model=m.gguf", "--prompt=Hi"], true);
+        check(
+            &["embed", "m.gguf", "Hi", "you"],
+            &["embed", "--model=m.gguf", "--prompt=Hi", "--prompt=you"],
+            true,
+        );
         check(&["run", "--", "-x y"], &["run", "--prompt=-x y"], true);
         check(&["split", "a", "b"], &["split", "a", "b"], true);
     }

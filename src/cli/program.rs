@@ -20,13 +20,12 @@ pub(super) enum Program {
     Command(&'static str, &'static [&'static str]),
 }
 
-const EMBED: &str = "`thermocline serve` computes embeddings: POST /v1/embeddings";
+const EMBED: &str = "`thermocline embed` computes embeddings; documents are not searched";
 const IMAGES: &str = "images and audio are not supported";
 const SEQUENCES: &str = "`thermocline bench -p N -n N -np 1,2,4` decodes several sequences at once";
 
 /// Other programs of llama.cpp, and what to use instead.
-const UNSUPPORTED: [(&str, &str); 19] = [
-    ("llama-embedding", EMBED),
+const UNSUPPORTED: [(&str, &str); 18] = [
     ("llama-retrieval", EMBED),
     ("llama-mtmd-cli", IMAGES),
     ("llama-llava-cli", IMAGES),
@@ -62,6 +61,7 @@ impl Program {
             "llama-quantize" | "quantize" => Self::Command("quantize", &["--force"]),
             "llama-perplexity" | "perplexity" => Self::Command("perplexity", &[]),
             "llama-imatrix" | "imatrix" => Self::Command("imatrix", &[]),
+            "llama-embedding" | "embedding" => Self::Command("embed", &[]),
             "llama-tokenize" | "tokenize" => Self::Command("tokenize", &[]),
             "llama-gguf-split" | "gguf-split" => Self::Command("split", &[]),
             name => match UNSUPPORTED.iter().find(|(unsupported, _)| *unsupported == name) {
@@ -135,8 +135,9 @@ mod tests {
         check("llama-gguf-split", &["a", "b"], &["split", "a", "b"]);
         check("thermocline", &["bench", "-p", "1"], &["bench", "--n-prompt=1"]);
         check("llama-cli", &["--version"], &["--version"]);
-        let embedding = Program::of_name(Some("llama-embedding".as_ref())).check().unwrap_err();
-        assert!(embedding.help.unwrap().contains("/v1/embeddings"));
+        check("llama-embedding", &["-m", "x", "-p", "Hi"], &["embed", "--model=x", "--prompt=Hi"]);
+        let retrieval = Program::of_name(Some("llama-retrieval".as_ref())).check().unwrap_err();
+        assert!(retrieval.help.unwrap().contains("`thermocline embed`"));
         check("llama-bench", &["-h"], &["bench", "-h"]);
     }
 }

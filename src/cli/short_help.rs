@@ -85,6 +85,24 @@ const BENCH: &[&str] = &[
     "progress",
 ];
 
+const EMBED: &[&str] = &[
+    "model",
+    "hf-repo",
+    "prompt",
+    "file",
+    "pooling",
+    "embd-normalize",
+    "embd-output-format",
+    "embd-separator",
+    "cls-separator",
+    "ctx-size",
+    "threads",
+    "n-gpu-layers",
+    "vram-budget",
+    "device",
+    "verbose",
+];
+
 /// The flags of the other commands that run a model.
 const MODEL: &[&str] = &[
     "model",
@@ -124,6 +142,7 @@ fn listed(command: &str) -> Option<&'static [&'static str]> {
         "run" | "chat" => Some(TEXT),
         "serve" => Some(SERVE),
         "bench" => Some(BENCH),
+        "embed" => Some(EMBED),
         "perplexity" | "imatrix" | "predictor" | "profile" | "plan" => Some(MODEL),
         _ => None,
     }

@@ -8,8 +8,10 @@ use super::family::Transform;
 use super::output::Output;
 use super::plan::Plan;
 
-/// Falcon's second norm before attention, which only its larger models have.
-const OPTIONAL: &str = "blk.*.attn_norm_2";
+/// Tensors that a family's models may lack: Falcon's second norm before attention, which only its
+/// larger models have, BERT's token types, and ModernBERT's norm before the first layer.
+const OPTIONAL: [&str; 2] = ["blk.*.attn_norm_2", "token_types"];
+const NOT_IN_FIRST: [(&str, &str); 1] = [("modern-bert", "attn_norm.weight")];
 
 /// Checks the tensors, their shapes, and the numbers of layers and experts: in every supported
 /// family all layers have the same tensors with the same shapes.
@@ -30,7 +32,8 @@ pub(super) fn check(plan: &Plan<'_>, outputs: &[Output]) -> Result<(), Error> {
             let expected = format!("more than {layer}, since the checkpoint has {}", output.name);
             return Err(plan.build.config.wrong_value("num_hidden_layers", &expected, n_layer));
         }
-        for other in 0..n_layer {
+        let starts_later = NOT_IN_FIRST.contains(&(plan.family.arch, part));
+        for other in u32::from(starts_later)..n_layer {
             let name = format!("blk.{other}.{part}");
             let Some(shape) = shapes.get(name.as_str()) else { return missing(name) };
             if *shape != output.shape {
@@ -40,7 +43,7 @@ pub(super) fn check(plan: &Plan<'_>, outputs: &[Output]) -> Result<(), Error> {
             }
             // Layer 0 is compared with all layers, so comparing any other layer with layer 0 is
             // enough.
-            if layer > 0 {
+            if layer > u64::from(starts_later) {
                 break;
             }
         }
@@ -54,22 +57,26 @@ fn required_tensors(plan: &Plan<'_>) -> Result<Vec<String>, Error> {
     let is_untied = plan.build.config.bool(&["tie_word_embeddings"])? == Some(false);
     for rule in plan.family.rules.iter().copied().flatten() {
         if rule.transform == Transform::Drop
-            || rule.to == OPTIONAL
+            || OPTIONAL.contains(&rule.to)
             || (rule.to == "output" && !is_untied)
         {
             continue;
         }
         let transposed = plan.transpose_down && rule.to.ends_with(".ffn_down");
         let end = if transposed { "_t.weight" } else { ".weight" };
-        needed.push(format!("{}{end}", rule.to.replace('*', "0")));
+        let name = format!("{}{end}", rule.to.replace('*', "0"));
+        let part = name.strip_prefix("blk.0.").unwrap_or_default();
+        if !NOT_IN_FIRST.contains(&(plan.family.arch, part)) {
+            needed.push(name);
+        }
     }
     Ok(needed)
 }
 
 /// Returns an error if the number of experts differs from `config.json`.
 fn check_experts(plan: &Plan<'_>, output: &Output) -> Result<(), Error> {
-    let is_of_experts =
-        output.name.contains("_exps.") || output.name.ends_with(".ffn_gate_inp.weight");
+    let is_of_experts = output.name.contains("_exps.") && !output.name.contains("_norm_exps.")
+        || output.name.ends_with(".ffn_gate_inp.weight");
     match plan.build.n_expert() {
         Some(n) if is_of_experts && output.shape.last() != Some(&n) => Err(Error::Shape {
             tensor: output.name.clone(),

@@ -35,6 +35,16 @@ impl Json {
         }
     }
 
+    /// The entries of a file that contains a list; `None` if the file does not exist.
+    pub(super) fn list_if_present(path: &Path) -> Result<Option<Vec<Value>>, Error> {
+        if fs::metadata(path).is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
+            return Ok(None);
+        }
+        let text = read_limited(path, MAX_BYTES)?;
+        let file = path.display().to_string();
+        serde_json::from_slice(&text).map(Some).map_err(|reason| Error::Json { file, reason })
+    }
+
     /// Copies the nested object `inner` to the top level, where its values take precedence. Models
     /// that also process images nest the settings of their text model.
     pub(super) fn flatten(mut self, inner: &str) -> Json {

@@ -109,6 +109,16 @@ pub enum Error {
         /// The actual value.
         found: String,
     },
+    /// A model whose shapes do not follow from its settings here.
+    #[error("{file}: the shapes of the model type `{found}` are not known")]
+    Shapes {
+        /// `config.json`.
+        file: String,
+        /// The value in the file; empty without one.
+        found: String,
+        /// The known values.
+        known: Vec<&'static str>,
+    },
     /// An unsupported family.
     #[error("{file}: architecture `{found}` cannot be converted")]
     Architecture {

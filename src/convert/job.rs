@@ -9,7 +9,7 @@ use super::output::{Content, Output};
 use super::plan::Plan;
 use super::source::Checkpoint;
 use super::write::{self, Progress};
-use super::{Error, OutType, predictor, vocab};
+use super::{Error, OutType, dense, predictor, vocab, xielu};
 use gguf::{Container, TensorType, Writer};
 use hal::format::Format;
 
@@ -80,7 +80,9 @@ impl Conversion {
             out_type: self.out_type_in(container),
             transpose_down: self.predictor.is_some(),
         };
+        let (more, more_keys) = self.more(family, &checkpoint, build.n_layer()?)?;
         let mut outputs = extra;
+        outputs.extend(more);
         let (planned, lost) = plan.outputs(&checkpoint)?;
         outputs.extend(planned);
         let mut notes = std::mem::take(&mut build.notes);
@@ -106,12 +108,13 @@ impl Conversion {
             n_vocab,
             pre: self.pre.as_deref(),
             space_prefix: family.space_prefix,
+            encodes: build.has("attention.causal"),
         };
         let (vocab_keys, vocab_notes) = vocab::keys(&vocab_inputs)?;
         notes.extend(vocab_notes);
         let mut writer = Writer::new(container);
         self.set_general(&config, family.arch, &outputs, &mut writer)?;
-        for (key, value) in build.keys.drain(..).chain(vocab_keys) {
+        for (key, value) in build.keys.drain(..).chain(more_keys).chain(vocab_keys) {
             writer.set(&key, value)?;
         }
         notes.extend(activation(&config, family, container, &mut writer)?);
@@ -121,6 +124,20 @@ impl Conversion {
         let size = write::write(writer, &outputs, &self.output, progress)?;
         let what = format!("{}, {}", family.arch, type_of_largest(&outputs));
         Ok(Summary { what, n_tensors: outputs.len(), size, notes })
+    }
+
+    /// Tensors and keys that the rules of a family do not describe.
+    fn more(
+        &self,
+        family: &family::Family,
+        checkpoint: &Checkpoint,
+        n_layer: u32,
+    ) -> Result<dense::Additions, Error> {
+        match family.arch {
+            "apertus" => Ok((Vec::new(), xielu::keys(checkpoint, n_layer)?)),
+            "gemma-embedding" => dense::read(&self.folder, family.arch, self.out_type),
+            _ => Ok((Vec::new(), Vec::new())),
+        }
     }
 
     /// All files of the folders that a conversion may read.
@@ -220,7 +237,7 @@ fn activation(
     let known = match named.as_str() {
         "relu" | "fatrelu" | "shifted_relu" => "relu",
         "relu2" | "relu_squared" | "squared_relu" => "relu2",
-        "silu" | "swish" => "silu",
+        "silu" | "swish" | "swiglu" => "silu",
         // In Gemma's settings `gelu` means the tanh approximation.
         "gelu" if family.arch.starts_with("gemma") => "gelu",
         "gelu" | "gelu_python" => "gelu_erf",

@@ -9,6 +9,7 @@
 
 mod complete;
 mod config;
+mod dense;
 mod error;
 mod family;
 mod importance;
@@ -18,10 +19,12 @@ mod plan;
 mod predictor;
 mod quantize;
 mod read;
+mod shape;
 mod source;
 mod split;
 mod vocab;
 mod write;
+mod xielu;
 
 pub use error::Error;
 pub use family::classes;
@@ -31,6 +34,7 @@ pub use predictor::{Predictors, predictors};
 pub use quantize::{
     BeforeAfter, ImportanceFile, KeyOverride, Quantization, QuantizeSummary, Target, TensorTypeRule,
 };
+pub use shape::{shape_types, shapes};
 pub use source::pickle::Problem as PickleProblem;
 pub use source::safetensors::Problem as SafetensorsProblem;
 pub use source::zip::Problem as ZipProblem;

@@ -49,6 +49,8 @@ pub(super) enum RowMap {
     /// The checkpoint interleaves groups of query heads with their key and value head; the file has
     /// all queries, then all keys, then all values.
     FalconQkv { n_head: usize, n_head_kv: usize, d_head: usize },
+    /// All rows from `first` on.
+    From { first: usize },
     /// Every second row from `first` on.
     Every { first: usize },
     /// The first or the second half of the rows.
@@ -75,6 +77,7 @@ impl RowMap {
                 };
                 source * d_head + within
             }
+            RowMap::From { first } => first + row,
             RowMap::Every { first } => first + 2 * row,
             RowMap::Half { second } => row + if second { n } else { 0 },
         }
@@ -84,6 +87,7 @@ impl RowMap {
     pub(super) fn n_rows(self, n: usize) -> usize {
         match self {
             RowMap::Same | RowMap::Rope { .. } | RowMap::FalconQkv { .. } => n,
+            RowMap::From { first } => n.saturating_sub(first),
             RowMap::Every { .. } | RowMap::Half { .. } => n / 2,
         }
     }
@@ -154,6 +158,9 @@ impl SourceMatrices {
             && n_source != (n_head + 2 * n_head_kv) * d_head
         {
             return Err(wrong(&format!("{} rows", (n_head + 2 * n_head_kv) * d_head)));
+        }
+        if n_out == 0 {
+            return Err(wrong("more rows"));
         }
         if let RowMap::Every { .. } | RowMap::Half { .. } = change.map
             && n_source % 2 != 0
@@ -229,7 +236,7 @@ impl SourceMatrices {
     }
 
     /// Values of output rows `rows`, one after the other.
-    fn read(&self, rows: Range<usize>, out: &mut [f32]) {
+    pub(super) fn read(&self, rows: Range<usize>, out: &mut [f32]) {
         if self.is_vector {
             for (outer, out) in rows.zip(out.chunks_exact_mut(self.n_out)) {
                 for (value, out) in out.iter_mut().enumerate() {

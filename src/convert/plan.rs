@@ -18,6 +18,8 @@ const PREFIXES: &[&str] = &[
     "language_model.",
     "model.",
     "transformer.",
+    "bert.",
+    "roberta.",
 ];
 /// Tensors that are not converted: vision encoders (prefixes), and tables that readers compute
 /// themselves (suffixes).
@@ -125,6 +127,9 @@ impl Plan<'_> {
         let bare = PREFIXES.iter().find_map(|prefix| name.strip_prefix(prefix)).unwrap_or(name);
         let (base, ending) = match bare.rsplit_once('.') {
             Some((base, ending @ ("weight" | "bias"))) => (base, ending),
+            // Names of older checkpoints of BERT.
+            Some((base, "gamma")) => (base, "weight"),
+            Some((base, "beta")) if base.ends_with("LayerNorm") => (base, "bias"),
             Some(_) | None if bare.ends_with("_bias") => (bare, "bias"),
             Some(_) | None => (bare, "weight"),
         };
@@ -172,6 +177,10 @@ impl Plan<'_> {
                 let (n_head, n_head_kv) =
                     (self.build.n_head()? as usize, self.build.n_head_kv()? as usize);
                 Change { map: RowMap::FalconQkv { n_head, n_head_kv, d_head: d_head()? }, ..plain }
+            }
+            Transform::AfterPadding => {
+                let first = self.build.first_position()? as usize;
+                Change { map: RowMap::From { first }, ..plain }
             }
             Transform::FirstHalf => Change { map: RowMap::Half { second: false }, ..plain },
             Transform::SecondHalf => Change { map: RowMap::Half { second: true }, ..plain },
@@ -307,6 +316,7 @@ impl OutType {
             "ffn_gate_inp.weight",
             "ffn_gate_inp_shexp.weight",
             "position_embd.weight",
+            "token_types.weight",
         ];
         if shape.len() < 2
             || !name.ends_with(".weight")

@@ -48,6 +48,17 @@ pub enum Error {
     /// Stopped by the user.
     #[error("interrupted")]
     Interrupted,
+    /// Logits or activity of an encoder.
+    #[error(
+        "this model is an encoder: it computes embeddings of whole texts, and generates no text"
+    )]
+    Encoder,
+    /// A text for an encoder came in parts.
+    #[error("an encoder needs a text as a whole, but the sequence has {n_tokens} tokens already")]
+    TextInParts {
+        /// Tokens of the sequence.
+        n_tokens: usize,
+    },
     /// The model computed NaN logits.
     #[error("the model computed NaN logits at token {token} of the text")]
     NotANumber {

@@ -14,7 +14,7 @@ use placement::{CPU, DeviceIndex, LayerPlacement, Neurons, Placement};
 
 use crate::error::Result;
 use crate::load::lane::Lane;
-use crate::load::lane_mut;
+use crate::load::{LoadedModel, lane_mut};
 use crate::record::Recording;
 use crate::replay::arena::BlockSizes;
 use crate::size::Sizing;
@@ -206,11 +206,12 @@ impl RowWatch {
     /// Called after a device step of `n_tokens` that counted. Adds up the neurons that fired.
     pub(crate) fn after_step(
         &mut self,
-        lanes: &mut [Option<Lane>],
+        loaded: &mut LoadedModel,
         placement: &Placement,
         n_tokens: usize,
     ) -> Result<()> {
         let RowWatch { layers, before, counts, .. } = self;
+        let LoadedModel { lanes, layers: tensors, .. } = loaded;
         for (index, (cells, placed)) in layers.iter_mut().zip(&placement.layers).enumerate() {
             let n_ff = cells.cell_of.len();
             for share in &placed.shares {
@@ -219,7 +220,9 @@ impl RowWatch {
                 }
                 lane_mut(lanes, share.device).read_hits(index, counts)?;
                 let before = before[share.device].get(index).map_or(&[][..], |before| before);
+                let in_file_order = tensors[index].held_on(share.device).is_some();
                 each_row(&share.neurons, n_ff, |row, neuron| {
+                    let row = if in_file_order { neuron } else { row };
                     let count = counts[row] - before.get(row).copied().unwrap_or(0.0);
                     cells.sums[usize::from(cells.cell_of[neuron])] += count as u64;
                 });

@@ -52,13 +52,16 @@ pub use load::to_repack;
 pub use observe::{InputObserver, ObservedBlock, ObservedInput};
 pub use ops::memory::state_bytes;
 pub use ops::scratch::scratch_width;
-pub use options::{DenseFrom, EngineOptions, PagingOptions, PlannerInputs, Sparsity, Streaming};
-pub use paging::{Tiers, least_paged};
+pub use options::{
+    DenseFrom, EngineOptions, NeuronReads, PagingOptions, PlannerInputs, Sparsity, Streaming,
+};
+pub use paging::{ReadRates, Tiers};
 pub use replay::arena::LayerActivity;
 pub use run::{Engine, NoticeCallback, SAVED_HEAD, SavedHead, is_saved_sequence};
 pub use sequence::{EachLogits, Feed, LogitsRequest, Sequence};
 pub use size::cost::{assumed_past, forecast, task};
 pub use size::exchange::{ExchangeNeeds, exchange_needs};
-pub use size::host::{HostBytes, HostLayer, host_bytes};
+pub use size::host::{HostBytes, HostLayer, copied_bytes, host_bytes, least_paged};
+pub use size::tiers::planned_tiers;
 pub use step::{StepStats, UnionStats};
 pub use timeline::{Event, StepTrace, Tracer, Waits, Work};

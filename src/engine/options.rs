@@ -52,6 +52,9 @@ pub struct EngineOptions {
     pub n_ctx: usize,
     /// Maximum number of tokens of a step (micro-batch).
     pub n_ubatch: usize,
+    /// Whether a step has all tokens of a text, whose hidden states are read instead of logits, as
+    /// encoders need. [`EngineOptions::for_model`] sets this.
+    pub whole_texts: bool,
     /// Maximum number of sequences.
     pub n_seq: usize,
     /// Number of checkpoints of recurrent states, over all sequences. Models without recurrent
@@ -73,6 +76,9 @@ pub struct EngineOptions {
     pub repack: bool,
     /// The opened repack file, whose packs are used in place; `None` without one.
     pub converted: Option<Arc<RepackFile>>,
+    /// Whether the CPU locks its weights in memory. It then copies its experts of split layers,
+    /// instead of using them in matrices that also have the experts of other devices.
+    pub locked: bool,
     /// Memory and disk, if the CPU's weights may be partly on disk; `None` to use them where they
     /// are mapped.
     pub paging: Option<PagingOptions>,
@@ -95,6 +101,22 @@ pub struct PagingOptions {
     pub budget: Bytes,
     /// Number of threads that read from disk.
     pub depth: usize,
+    /// How the neurons of layers with a predictor are read.
+    pub neurons: NeuronReads,
+}
+
+/// How neurons that a predictor chooses are read from disk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum NeuronReads {
+    /// All of the layer at once, in large reads.
+    #[default]
+    Layer,
+    /// The rows of each chosen neuron, in each matrix of the file.
+    Rows,
+    /// As [`NeuronReads::Rows`], from [`EngineOptions::converted`], where the rows of a neuron lie
+    /// together. Idea: neuron bundles of PowerInfer-2 (Xue et al., 2024), row-column bundling of
+    /// LLM in a flash (Alizadeh et al., 2023).
+    Bundles,
 }
 
 /// Shares of active rows for [`hal::op::SparseFfn::dense_from`], one for each of
@@ -155,6 +177,12 @@ impl PlannerInputs {
         let assumed = Speed { dense: rate, sparse: rate, ..Speed::default() };
         self.speeds.get(device).copied().unwrap_or(assumed)
     }
+
+    /// The share of tokens that use a neuron of a layer; 0 if unknown.
+    pub(crate) fn use_of(&self, layer: usize, neuron: usize) -> f64 {
+        let of = self.uses.as_ref().and_then(|uses| uses.get(layer)?.get(neuron));
+        of.map_or(0.0, |share| f64::from(*share))
+    }
 }
 
 impl Default for EngineOptions {
@@ -162,6 +190,7 @@ impl Default for EngineOptions {
         EngineOptions {
             n_ctx: 2048,
             n_ubatch: 512,
+            whole_texts: false,
             n_seq: 1,
             n_checkpoint: 0,
             kv_formats: KvCache::both(Format::F16),
@@ -170,6 +199,7 @@ impl Default for EngineOptions {
             chooser: None,
             repack: true,
             converted: None,
+            locked: false,
             paging: None,
             placing: PlannerInputs::default(),
             adapt: false,
@@ -180,11 +210,24 @@ impl Default for EngineOptions {
 }
 
 impl EngineOptions {
+    /// These options, changed to what `model` needs: an encoder computes texts of up to the whole
+    /// context in one step.
+    #[must_use]
+    pub fn for_model(self, model: &Model) -> EngineOptions {
+        if model.hyper.causal {
+            return self;
+        }
+        EngineOptions { n_ubatch: self.n_ctx.max(1), whole_texts: true, ..self }
+    }
+
     /// Token counts for which steps are recorded: powers of two below `n_ubatch`, and `n_ubatch`.
+    /// Steps with whole texts are padded, so there are counts between these powers too.
     #[must_use]
     pub fn buckets(&self) -> Vec<usize> {
-        let powers = (0..).map(|i| 1usize << i).take_while(|&n| n < self.n_ubatch);
-        powers.chain([self.n_ubatch]).collect()
+        let between = |power: usize| (self.whole_texts && power > 2).then_some(power / 4 * 3);
+        let powers = (0..).map(|i| 1usize << i);
+        let sizes = powers.flat_map(|power| between(power).into_iter().chain([power]));
+        sizes.take_while(|&n| n < self.n_ubatch).chain([self.n_ubatch]).collect()
     }
 
     /// Number of layers of `model` in which predictors choose neurons with these options. A layer
@@ -234,7 +277,7 @@ impl EngineOptions {
     /// Maximum number of tokens of one step whose logits are computed.
     #[must_use]
     pub fn max_out(&self) -> usize {
-        self.n_ubatch.min(self.n_seq.max(64))
+        if self.whole_texts { self.n_ubatch } else { self.n_ubatch.min(self.n_seq.max(64)) }
     }
 
     /// Number of KV cache blocks.

@@ -9,6 +9,8 @@ pub(super) enum Backing {
     Mapped(Mapping),
     Static(&'static [u8]),
     Owned(Vec<u8>),
+    /// A header, then zeros that take no memory until they are read.
+    Shapes(memmap2::Mmap),
 }
 
 /// A mapped file.
@@ -38,6 +40,7 @@ impl Deref for Backing {
             Backing::Mapped(mapping) => &mapping.map,
             Backing::Static(bytes) => bytes,
             Backing::Owned(bytes) => bytes,
+            Backing::Shapes(map) => map,
         }
     }
 }
@@ -76,7 +79,15 @@ impl Bytes {
     pub(super) fn mapped_file(&self) -> Option<&fs::File> {
         match &*self.backing {
             Backing::Mapped(Mapping { file, .. }) => Some(file),
-            Backing::Static(_) | Backing::Owned(_) => None,
+            Backing::Static(_) | Backing::Owned(_) | Backing::Shapes(_) => None,
+        }
+    }
+
+    /// Whether the bytes have places in a file: it is mapped, or planned from shapes.
+    pub(super) fn is_of_file(&self) -> bool {
+        match &*self.backing {
+            Backing::Mapped(_) | Backing::Shapes(_) => true,
+            Backing::Static(_) | Backing::Owned(_) => false,
         }
     }
 
@@ -98,7 +109,7 @@ impl Bytes {
     pub(super) fn owner(&self) -> Option<u32> {
         match &*self.backing {
             Backing::Mapped(mapping) => mapping.owner,
-            Backing::Static(_) | Backing::Owned(_) => None,
+            Backing::Static(_) | Backing::Owned(_) | Backing::Shapes(_) => None,
         }
     }
 

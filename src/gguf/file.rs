@@ -111,6 +111,17 @@ impl File {
         Ok(File { paths: vec![path.to_owned()], ..file })
     }
 
+    /// A file of `len` bytes that begins with `header` and has no data: its tensors read as zeros.
+    pub(super) fn of_shapes(name: &str, header: &[u8], len: u64) -> Result<File, Error> {
+        let reserved = usize::try_from(len).map_err(io::Error::other);
+        let map = reserved.and_then(|len| super::map::zeros(header, len));
+        let map = map.map_err(|reason| {
+            Error::new(name, Problem::Io { action: "reserve addresses for", reason })
+        })?;
+        let file = File::from_backing(Backing::Shapes(map), name)?;
+        Ok(File { paths: vec![PathBuf::from(name)], ..file })
+    }
+
     fn from_backing(backing: Backing, name: &str) -> Result<File, Error> {
         let part = FilePart::new(name, backing)?;
         if let Some(split) = Split::read(&part.header.metadata)? {
@@ -291,7 +302,7 @@ impl File {
         Ok(self.parts[tensor.part].slice(tensor.range()))
     }
 
-    /// For bytes that are mapped from a file of the model: the number of the file among
+    /// For bytes that are mapped from a file of the model or planned for one: the number of the file among
     /// [`File::paths`], and the range in it.
     pub fn locate(&self, bytes: &[u8]) -> Option<(usize, Range<u64>)> {
         let wanted = bytes.as_ptr_range();
@@ -300,7 +311,9 @@ impl File {
             let own = part.as_ptr_range();
             own.start <= wanted.start && wanted.end <= own.end
         })?;
-        part.mapped_file()?;
+        if !part.is_of_file() {
+            return None;
+        }
         let start = (wanted.start.addr() - part.as_ptr().addr()) as u64;
         Some((number, start..start + bytes.len() as u64))
     }

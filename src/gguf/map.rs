@@ -25,6 +25,18 @@ pub(super) fn map(file: &fs::File) -> io::Result<memmap2::Mmap> {
     Ok(map)
 }
 
+/// Memory of `len` bytes that begins with `first`. The rest is zeros and takes no memory: the
+/// systems give a page only when it is written.
+///
+/// # Errors
+/// The I/O error if that many addresses cannot be had.
+pub(super) fn zeros(first: &[u8], len: usize) -> io::Result<memmap2::Mmap> {
+    let mut map =
+        memmap2::MmapOptions::new().len(len.max(first.len())).no_reserve_swap().map_anon()?;
+    map[..first.len()].copy_from_slice(first);
+    map.make_read_only()
+}
+
 /// Drops the pages of a range from this process's memory. Later reads reload the same bytes.
 pub(super) fn release(map: &memmap2::Mmap, range: Range<usize>) {
     #[cfg(unix)]

@@ -3,6 +3,7 @@
 use std::{
     ffi::OsStr,
     fs,
+    hash::{BuildHasher, RandomState},
     io::{self, Write},
     mem,
     path::{Path, PathBuf},
@@ -17,8 +18,8 @@ use super::{
     output::check_replaced,
 };
 
-/// Temporary names to try; each existing one is a leftover of a killed process.
-const MAX_ATTEMPTS: u32 = 1000;
+/// Temporary names to try; an existing one is a leftover of a killed process.
+const MAX_ATTEMPTS: u32 = 4;
 /// A process that is still writing updates its file more often than this.
 const ABANDONED: Duration = Duration::from_secs(15 * 60);
 /// The same where the process seems to be dead; it may run on another machine or in a container.
@@ -69,7 +70,9 @@ impl PartFile {
         drop_abandoned(target, name);
         let mut attempt = 0;
         loop {
-            let mut temporary = std::ffi::OsString::from(format!("{}-{attempt}.", process::id()));
+            // A name that other users cannot create first.
+            let random = RandomState::new().hash_one(attempt) as u32;
+            let mut temporary = std::ffi::OsString::from(format!("{}-{random}.", process::id()));
             temporary.push(name);
             temporary.push(".part");
             let temporary = target.with_file_name(temporary);

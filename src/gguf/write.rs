@@ -10,7 +10,7 @@ use std::{
 };
 
 use super::{
-    CompleteFile, Container, Error, PartFile, Problem, TensorInfo, TensorType, Value,
+    CompleteFile, Container, Error, File, PartFile, Problem, TensorInfo, TensorType, Value,
     disk::free_bytes,
     header::{ALIGNMENT_KEY, DEFAULT_ALIGNMENT, MAX_DEPTH, MAX_HEADER, MAX_NAME, check_alignment},
     value::encode_string,
@@ -143,6 +143,19 @@ impl Writer {
     /// A header or a data section that is too large.
     pub fn in_memory(self) -> Result<DataWriter<Vec<u8>>, Error> {
         self.start(UNNAMED.to_owned(), Vec::new())
+    }
+
+    /// The container without the tensors' data, which read as zeros and take no memory: for plans
+    /// from shapes alone.
+    ///
+    /// # Errors
+    /// A header or a data section that is too large.
+    pub fn shapes(mut self, name: &str) -> Result<File, Error> {
+        let header = self.header().map_err(|problem| Error::new(name, problem))?;
+        let ends = self.tensors.iter().map(|tensor| tensor.offset.saturating_add(tensor.n_bytes()));
+        let data = (header.len() as u64).next_multiple_of(self.alignment);
+        let end = data.saturating_add(ends.max().unwrap_or(0));
+        File::of_shapes(name, &header, end.checked_next_multiple_of(self.alignment).unwrap_or(end))
     }
 
     fn start<S: Write>(mut self, file: String, sink: S) -> Result<DataWriter<S>, Error> {

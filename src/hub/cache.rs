@@ -14,6 +14,7 @@ use crate::name::is_component;
 use crate::{Found, ModelName, Wanted};
 use std::collections::BTreeSet;
 use std::fs::{self, File};
+use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -362,12 +363,10 @@ fn entries(folder: &Path) -> Result<Vec<fs::DirEntry>, Error> {
     read.map_err(io_error("read", folder))
 }
 
-/// A name beside `path` that no other thread of this or another process uses.
+/// A random name beside `path`, which no other thread or process uses.
 fn temporary(path: &Path) -> PathBuf {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let (process, thread) = (std::process::id(), std::thread::current().id());
-    let thread: String = format!("{thread:?}").chars().filter(char::is_ascii_digit).collect();
-    path.with_file_name(format!(".{name}.{process}.{thread}"))
+    path.with_file_name(format!(".{name}.{:016x}", RandomState::new().hash_one(0)))
 }
 
 /// Copies a file to a name that does not exist yet.

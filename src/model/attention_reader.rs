@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use hal::HostRows;
-use hal::op::Window;
 
 use super::attention::{Attention, AttentionSizes, HeadNorm, Kv, Latent, LowRank, OutputGate};
 use super::layers::{LayerReader, Layers};
@@ -46,7 +45,7 @@ impl LayerReader<'_> {
             None => self.head_norm("attn_k_norm", sizes.n_head_kv, sizes.d_head)?,
         };
         Ok(Mixer::Attention(Attention {
-            rope: self.rope(sizes.window),
+            rope: self.rope(),
             q_a,
             q,
             gate: self.gate(&sizes)?,
@@ -119,8 +118,9 @@ impl LayerReader<'_> {
         Ok(Some(alibi_slopes(most, n_head)))
     }
 
-    fn rope(&self, window: Option<Window>) -> Option<Arc<RopeTable>> {
+    fn rope(&self) -> Option<Arc<RopeTable>> {
         let Layers { spec, heads, ropes, .. } = self.layers;
+        let window = heads.window(self.index());
         let rotates = match spec.rotary {
             RotaryLayers::All => true,
             RotaryLayers::Windowed => window.is_some() || heads.window.is_none(),

@@ -107,6 +107,7 @@ impl LayerReader<'_> {
             down: reader.experts(&blk, "ffn_down", stack(n_embd, experts.n_ff), experts.n)?,
             experts: Some(*experts),
             activation: self.activation(true),
+            gaussian_cut: None,
             down_by_neuron: false,
             predictor: None,
         })
@@ -142,8 +143,33 @@ impl LayerReader<'_> {
             self.affine(down_name, n_embd, n_ff)?
         };
         let predictor = self.predictor(n_ff)?;
-        let activation = self.activation(false);
-        Ok(Ffn { gate, up, down, experts: None, activation, down_by_neuron, predictor })
+        let (activation, gaussian_cut) = (self.activation(false), self.gaussian_cut(n_ff)?);
+        let experts = None;
+        Ok(Ffn { gate, up, down, experts, activation, gaussian_cut, down_by_neuron, predictor })
+    }
+
+    /// The factor of the gates' cut-off in a layer of `n_ff` neurons. Models divide the variance by
+    /// `n_ff - 1`, [`hal::op::Skip::GaussianCut`] by `n_ff`.
+    fn gaussian_cut(&self, n_ff: usize) -> Result<Option<f32>, Error> {
+        const KEY: &str = "activation_sparsity_scale";
+        let (keys, Some(default)) = (self.keys(), self.layers.spec.gaussian_cut) else {
+            return Ok(None);
+        };
+        let (index, n_listed) = (self.index(), self.n_listed());
+        let factor = match keys.metadata.f32_array(&keys.name(KEY))? {
+            Some(list) if list.len() != n_listed => {
+                let expected = format!("a number for each of the {n_listed} layers");
+                return Err(keys.wrong_key(KEY, expected, format!("{} numbers", list.len())));
+            }
+            Some(list) if list[index].is_nan() => {
+                return Err(keys.wrong_key(KEY, "numbers", list[index]));
+            }
+            // Layers without a cut-off have the value of no neurons: minus infinity.
+            Some(list) => Some(list[index]).filter(|factor| factor.is_finite()),
+            None => (index < default.n_layers).then_some(default.factor),
+        };
+        let unbiased = (n_ff as f32 / (n_ff as f32 - 1.0).max(1.0)).sqrt();
+        Ok(factor.map(|factor| factor * unbiased))
     }
 
     /// Reads the layer's predictor, which may have any rank. `None` without a predictor and for an

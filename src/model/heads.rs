@@ -134,6 +134,11 @@ fn window(keys: &Keys<'_>, spec: &ArchSpec) -> Result<Option<Window>, Error> {
     }
 }
 
+/// The window of an encoder, whose length counts both sides of the token.
+pub(super) fn around(window: Option<Window>) -> Window {
+    Window::Around(window.map_or(usize::MAX, |window| window.size() / 2))
+}
+
 impl Heads {
     pub(super) fn read(
         keys: &Keys<'_>,
@@ -227,7 +232,7 @@ impl Heads {
     }
 
     /// The sliding window of layer `index`, in tokens; `None` for global attention.
-    fn window(&self, index: usize) -> Option<Window> {
+    pub(super) fn window(&self, index: usize) -> Option<Window> {
         self.window.filter(|_| self.windowed[index])
     }
 

@@ -35,6 +35,9 @@ pub struct Hyper {
     pub n_nextn: usize,
     /// Width of the residual.
     pub n_embd: usize,
+    /// Whether tokens attend to earlier tokens only. Otherwise the model is an encoder: a text is
+    /// computed as a whole, and has hidden states but no logits.
+    pub causal: bool,
     /// Width of the per-layer embeddings of a token (Gemma 4); 0 in models without them.
     pub n_per_layer: usize,
     /// Context size of the training, in tokens.
@@ -260,6 +263,7 @@ impl Hyper {
             n_layer: n_layer - n_nextn,
             n_nextn,
             n_embd,
+            causal: keys.metadata.bool(&keys.name("attention.causal"))?.unwrap_or(!spec.encoder),
             n_per_layer: per_layer::width(keys)?,
             n_ctx_train: keys.need("context_length", "the context length of the training")?,
             eps: epsilon(keys, spec)?,

@@ -3,7 +3,7 @@
 use hal::HostRows;
 use hal::op::Activation;
 
-use super::{Attention, Experts, Mixer, PerLayer};
+use super::{AltUp, Attention, Experts, Mixer, PerLayer};
 
 /// A weight matrix or the weight of a norm, with an optional bias.
 #[derive(Clone, Debug)]
@@ -19,6 +19,9 @@ pub struct Affine<T = HostRows> {
 pub struct Frame<T = HostRows> {
     /// Whether mixer and feed-forward block both read the layer's input.
     pub parallel: bool,
+    /// Whether the norms after mixer and feed-forward block normalise the sum of their output and the
+    /// residual, instead of the output alone.
+    pub sum_norms: bool,
     /// Whether the experts read the layer's input, before the mixer.
     pub early_experts: bool,
     /// Norm before the mixer; `None` without a mixer or such a norm.
@@ -27,6 +30,9 @@ pub struct Frame<T = HostRows> {
     pub mixer: Mixer<T>,
     /// Norm of the mixer's output; `None` without such a norm.
     pub post_attn_norm: Option<Affine<T>>,
+    /// Norm of the sum of the layer's input and the normed residual after the mixer; `None` without
+    /// such a norm (Jina v2 for code has it).
+    pub input_sum_norm: Option<Affine<T>>,
     /// Epsilons of the norms of the mixer's and of the feed-forward block's output.
     pub post_eps: [f32; 2],
     /// Norm before the feed-forward block; `None` if the block shares the mixer's input, if there
@@ -55,6 +61,9 @@ pub struct Frame<T = HostRows> {
     /// Weights that add the per-layer embedding of the token, after the feed-forward block; `None`
     /// in models without per-layer embeddings.
     pub per_layer: Option<PerLayer<T>>,
+    /// The residual streams, of which one passes through the layer; `None` in models with one
+    /// stream.
+    pub altup: Option<Box<AltUp<T>>>,
     /// `[1, 1]`, F32: factor on the residual after the layer; `None` without such a factor.
     pub out_scale: Option<T>,
 }
@@ -114,6 +123,9 @@ pub struct Ffn {
     pub experts: Option<Experts>,
     /// The model's activation, or the same with a limit in this layer.
     pub activation: Activation,
+    /// Neurons are skipped if their gates are below the mean of a token's gates plus this factor
+    /// times their standard deviation ([`hal::op::Skip::GaussianCut`]); `None` without a cut-off.
+    pub gaussian_cut: Option<f32>,
     /// Whether the file holds down with one row per neuron (PowerInfer's `ffn_down_t`).
     pub down_by_neuron: bool,
     /// The predictor of active neurons; `None` if the file has none in a supported format.
@@ -207,11 +219,13 @@ impl<T> Frame<T> {
     pub fn try_map<U, E>(&self, f: &mut MapOperand<'_, T, U, E>) -> Result<Frame<U>, E> {
         Ok(Frame {
             parallel: self.parallel,
+            sum_norms: self.sum_norms,
             early_experts: self.early_experts,
             post_eps: self.post_eps,
             attn_norm: try_map_maybe(&self.attn_norm, "attn_norm", f)?,
             mixer: self.mixer.try_map(f)?,
             post_attn_norm: try_map_maybe(&self.post_attn_norm, "post_attention_norm", f)?,
+            input_sum_norm: try_map_maybe(&self.input_sum_norm, "attn_norm_2", f)?,
             ffn_norm: try_map_maybe(&self.ffn_norm, "ffn_norm", f)?,
             router: try_map_maybe(&self.router, "ffn_gate_inp", f)?,
             selection: self.selection.as_ref().map(|w| f("exp_probs_b", w)).transpose()?,
@@ -232,6 +246,10 @@ impl<T> Frame<T> {
             shared: self.shared.as_ref().map(|shared| shared.try_map(f)).transpose()?,
             post_ffn_norm: try_map_maybe(&self.post_ffn_norm, "post_ffw_norm", f)?,
             per_layer: self.per_layer.as_ref().map(|by| by.try_map(f)).transpose()?,
+            altup: match &self.altup {
+                Some(by) => Some(Box::new(by.try_map(f)?)),
+                None => None,
+            },
             out_scale: self.out_scale.as_ref().map(|w| f("layer_output_scale", w)).transpose()?,
         })
     }

@@ -9,15 +9,16 @@ use hal::op::{Activation, FfnKind};
 use super::attention::AttentionSizes;
 use super::experts::ExpertKeys;
 use super::ffn_reader::JOINT;
-use super::heads::{Heads, Ropes};
+use super::heads::{self, Heads, Ropes};
 use super::hyper::Keys;
 use super::layer::{Frame, InputScale, LayerWeights};
 use super::mixer::Mixer;
-use super::reader::{Reader, f32_matrix};
+use super::reader::{MatrixStack, Reader, f32_matrix};
 use super::rope::RopeTable;
 use super::rope_scaling::Scaling;
 use super::{
-    Affine, ArchSpec, BlockKind, Clamp, DenseBeside, Error, Experts, Hyper, PerLayer, xielu,
+    Affine, ArchSpec, BlockKind, Clamp, DenseBeside, EmbeddingNorm, Error, Experts, Hyper,
+    PerLayer, xielu,
 };
 
 /// The router, which all layers with experts have.
@@ -147,12 +148,21 @@ impl LayerReader<'_> {
     }
 
     pub(super) fn sizes(&self) -> AttentionSizes {
-        self.layers.heads.sizes(self.index)
+        let Layers { heads, hyper, .. } = self.layers;
+        let sizes = heads.sizes(self.index);
+        if hyper.causal {
+            return sizes;
+        }
+        AttentionSizes { window: Some(heads::around(sizes.window)), ..sizes }
     }
 
     /// RoPE of layers without a sliding window.
     pub(super) fn global_rope(&self) -> Arc<RopeTable> {
         Arc::clone(&self.layers.ropes.global)
+    }
+
+    pub(super) fn n_layer(&self) -> usize {
+        self.layers.hyper.n_layer
     }
 
     pub(super) fn tensor(&self, part: &str) -> String {
@@ -250,6 +260,17 @@ impl LayerReader<'_> {
         self.layers.reader.matrix(&self.tensor(tensor), rows, cols)
     }
 
+    /// Reads one of stacked matrices.
+    pub(super) fn stacked(
+        &self,
+        tensor: &str,
+        stack: MatrixStack,
+        index: usize,
+    ) -> Result<HostRows, Error> {
+        let rows = index * stack.rows..(index + 1) * stack.rows;
+        self.layers.reader.rows_of(&self.tensor(tensor), stack, rows)
+    }
+
     /// Reads weight and bias of a norm over `width` values.
     pub(super) fn norm(&self, part: &str, width: usize) -> Result<Affine, Error> {
         self.layers.reader.norm(&self.tensor(part), width)
@@ -293,9 +314,19 @@ impl LayerReader<'_> {
         let (mixes, has_ffn) = (!matches!(mixer, Mixer::None), self.has_ffn());
         let parallel = self.is_parallel()?;
         let [attn_norm, ffn_norm] = self.norms_before(parallel, mixes, has_ffn)?;
+        let sum_norms = spec.block == BlockKind::SumNorm;
+        let second = sum_norms && self.has("attn_norm_2.weight");
+        // The last norm of the last layer is the model's output norm.
+        let is_last = self.index + 1 == self.layers.hyper.n_layer;
         let post_norm = |names: [&str; 2], exists: bool| {
-            let has_norm = matches!(spec.block, BlockKind::Sandwich | BlockKind::PostNorm);
-            // Grok's files have other names.
+            let has_norm = match spec.block {
+                BlockKind::Sandwich | BlockKind::PostNorm | BlockKind::SumNorm => true,
+                BlockKind::Sequential
+                | BlockKind::Parallel
+                | BlockKind::ParallelByKey
+                | BlockKind::ParallelWithoutNorm => false,
+            };
+            // Files of Grok and BERT have other names.
             let other = self.has(&format!("{}.weight", names[1]));
             let part = names[usize::from(other)];
             (exists && has_norm).then(|| self.norm(part, self.n_embd())).transpose()
@@ -303,10 +334,12 @@ impl LayerReader<'_> {
         let vector = |tensor: &str, n| reader.optional_vector(&self.tensor(tensor), n);
         Ok(Frame {
             parallel,
+            sum_norms,
             early_experts: spec.dense_beside == DenseBeside::EarlyExperts && experts.is_some(),
             attn_norm,
             mixer,
             post_attn_norm: post_norm(["post_attention_norm", "attn_output_norm"], mixes)?,
+            input_sum_norm: second.then(|| self.norm("attn_norm_2", self.n_embd())).transpose()?,
             post_eps: self.post_eps(),
             ffn_norm,
             router: match experts {
@@ -330,10 +363,28 @@ impl LayerReader<'_> {
                 None => None,
             },
             shared: self.shared()?,
-            post_ffn_norm: post_norm(["post_ffw_norm", "layer_output_norm"], has_ffn)?,
+            post_ffn_norm: post_norm(
+                ["post_ffw_norm", "layer_output_norm"],
+                has_ffn && !(sum_norms && is_last),
+            )?,
             per_layer: self.per_layer()?,
-            out_scale: vector("layer_output_scale.weight", 1)?,
+            altup: self.altup()?,
+            out_scale: match vector("layer_output_scale.weight", 1)? {
+                None if self.is_halved()? => Some(self.constant(0.5, 1)),
+                scale => scale,
+            },
         })
+    }
+
+    /// Whether the residual is halved after the layer.
+    fn is_halved(&self) -> Result<bool, Error> {
+        let Layers { spec, keys, .. } = self.layers;
+        if !spec.halves {
+            return Ok(false);
+        }
+        // Not halved with 0, of which only 0 is a multiple.
+        let every = keys.metadata.u32(&keys.name("rescale_every_n_layers"))?.unwrap_or(0);
+        Ok((self.index + 1).is_multiple_of(every as usize))
     }
 
     /// Epsilons of the norms of the mixer's and of the feed-forward block's output.
@@ -373,7 +424,10 @@ impl LayerReader<'_> {
         const KEY: &str = "use_parallel_residual";
         let Layers { spec, keys, .. } = self.layers;
         Ok(match spec.block {
-            BlockKind::Sequential | BlockKind::Sandwich | BlockKind::PostNorm => false,
+            BlockKind::Sequential
+            | BlockKind::Sandwich
+            | BlockKind::PostNorm
+            | BlockKind::SumNorm => false,
             BlockKind::Parallel => true,
             BlockKind::ParallelByKey => {
                 let stated = keys.metadata.bool(&keys.name(KEY))?;
@@ -400,12 +454,12 @@ impl LayerReader<'_> {
             | DenseBeside::Normed
             | DenseBeside::EarlyExperts => spec.ffn_norm,
         };
-        if spec.block == BlockKind::PostNorm {
+        if matches!(spec.block, BlockKind::PostNorm | BlockKind::SumNorm) {
             return Ok([None, None]);
         }
         if !parallel {
             return Ok([
-                if mixes { norm("attn_norm")? } else { None },
+                if mixes && !self.starts_normed() { norm("attn_norm")? } else { None },
                 if has_ffn { norm(second)? } else { None },
             ]);
         }
@@ -414,6 +468,13 @@ impl LayerReader<'_> {
         }
         let own = self.has(&format!("{second}.weight"));
         Ok([norm("attn_norm")?, if own { norm(second)? } else { None }])
+    }
+
+    /// Whether the layer's input is the normed embedding, which ModernBERT does not norm again.
+    fn starts_normed(&self) -> bool {
+        let Layers { spec, .. } = self.layers;
+        let normed = spec.encoder && spec.embedding_norm == EmbeddingNorm::Weights;
+        normed && self.index == 0 && !self.has("attn_norm.weight")
     }
 
     /// Reads the weights that add the token's per-layer embedding; `None` in models without it.

@@ -7,6 +7,7 @@ use hal::op::HeadMapping;
 use super::Affine;
 use super::attention::{Attention, Kv};
 use super::layer::MapOperand;
+use super::rwkv6::Rwkv6;
 use super::rwkv7::Rwkv7;
 
 /// The half of a layer that combines the tokens of a sequence.
@@ -24,6 +25,8 @@ pub enum Mixer<T = HostRows> {
     Mamba1(Mamba1<T>),
     /// A Mamba-2 block, with a matrix per head as state.
     Mamba2(Mamba2<T>),
+    /// A time mix of RWKV-6, with a matrix per head as state.
+    Rwkv6(Box<Rwkv6<T>>),
     /// A time mix of RWKV-7, with a matrix per head as state.
     Rwkv7(Box<Rwkv7<T>>),
     /// Attention and a Mamba-2 block, whose outputs are added (Falcon H1).
@@ -236,7 +239,7 @@ impl<T> Mixer<T> {
         match self {
             Mixer::Attention(attention) | Mixer::Parallel { attention, .. } => Some(attention),
             Mixer::None | Mixer::ShortConv(_) | Mixer::GatedDelta(_) => None,
-            Mixer::Mamba1(_) | Mixer::Mamba2(_) | Mixer::Rwkv7(_) => None,
+            Mixer::Mamba1(_) | Mixer::Mamba2(_) | Mixer::Rwkv6(_) | Mixer::Rwkv7(_) => None,
         }
     }
 
@@ -266,6 +269,7 @@ impl<T> Mixer<T> {
             Mixer::GatedDelta(delta) => Mixer::GatedDelta(delta.try_map(f)?),
             Mixer::Mamba1(mamba) => Mixer::Mamba1(mamba.try_map(f)?),
             Mixer::Mamba2(mamba) => Mixer::Mamba2(mamba.try_map(f)?),
+            Mixer::Rwkv6(by) => Mixer::Rwkv6(Box::new(by.try_map(f)?)),
             Mixer::Rwkv7(by) => Mixer::Rwkv7(Box::new(by.try_map(f)?)),
             Mixer::Parallel { attention, mamba } => Mixer::Parallel {
                 attention: attention.try_map(f)?,

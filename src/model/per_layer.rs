@@ -60,7 +60,7 @@ impl PerLayerEmbedding {
     }
 }
 
-const WIDTH: &str = "embedding_length_per_layer_input";
+pub(super) const WIDTH: &str = "embedding_length_per_layer_input";
 
 /// Number of values per token and layer; 0 without per-layer embeddings.
 pub(super) fn width(keys: &Keys<'_>) -> Result<usize, Error> {

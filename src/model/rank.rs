@@ -1,10 +1,9 @@
 //! The head of a ranking model, which scores how well a document answers a query.
 
-use hal::HostRows;
-
 use super::hyper::Keys;
+use super::linear::Linear;
 use super::reader::Reader;
-use super::{ArchSpec, Error, Hyper};
+use super::{ArchSpec, Error, Hyper, RankActivation};
 
 /// llama.cpp's `LLAMA_POOLING_TYPE_MEAN`.
 const MEAN: u32 = 1;
@@ -14,43 +13,28 @@ const MEAN: u32 = 1;
 /// host.
 #[derive(Clone, Debug)]
 pub struct RankHead {
-    /// `[n_embd, n_embd]`, or `[n_outputs, n_embd]` without `output`; followed by tanh.
+    /// `[n_embd, n_embd]`, or `[n_outputs, n_embd]` without `output`; followed by `activation`.
     dense: Option<Linear>,
+    activation: RankActivation,
+    /// Weights of the LayerNorm after `dense`, and its epsilon; `None` without it.
+    norm: Option<(Vec<f32>, f32)>,
     /// `[n_outputs, n_embd]`.
     output: Option<Linear>,
-    /// Whether the input is the mean over all tokens; otherwise it is the last token's state.
-    is_mean: bool,
+    state: RankState,
     softmax: bool,
     /// Factor on the input, to undo the output norm's division by the logit scale.
     scale: f32,
 }
 
-#[derive(Clone, Debug)]
-struct Linear {
-    /// `[n_out, n_in]`, in the file's format.
-    w: HostRows,
-    /// `n_out` values; empty without a bias.
-    bias: Vec<f32>,
-}
-
-impl Linear {
-    fn read(reader: &Reader<'_>, name: &str, n_out: usize, n_in: usize) -> Result<Linear, Error> {
-        let bias = reader.optional_floats(&format!("{name}.bias"), n_out)?;
-        let w = reader.matrix(&format!("{name}.weight"), n_out, n_in)?;
-        Ok(Linear { w, bias: bias.unwrap_or_default() })
-    }
-
-    fn apply(&self, x: &[f32]) -> Vec<f32> {
-        let desc = self.w.desc();
-        let mut row = vec![0.0; desc.n_cols];
-        let mut product = |i: usize| {
-            let bytes = self.w.rows(i..i + 1).expect("mapped rows are in memory");
-            desc.format.dequantize(&bytes, &mut row);
-            let sum: f64 = row.iter().zip(x).map(|(w, x)| f64::from(*w) * f64::from(*x)).sum();
-            sum as f32 + self.bias.get(i).copied().unwrap_or(0.0)
-        };
-        (0..desc.n_rows).map(&mut product).collect()
-    }
+/// The state of a text that a [`RankHead`] takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RankState {
+    /// The mean over all tokens.
+    Mean,
+    /// That of the first token (encoders).
+    First,
+    /// That of the last token.
+    Last,
 }
 
 impl RankHead {
@@ -73,21 +57,29 @@ impl RankHead {
         let linear = |is_there: bool, name: &str, n_out: usize| {
             is_there.then(|| Linear::read(reader, name, n_out, n_embd)).transpose()
         };
-        let pooling = keys.metadata.u32(&keys.name("classifier.pooling_type"))?;
+        let state = match keys.metadata.u32(&keys.name("classifier.pooling_type"))? {
+            Some(MEAN) => RankState::Mean,
+            // As in llama.cpp.
+            None if spec.rank_activation == RankActivation::Gelu => RankState::Mean,
+            _ if hyper.causal => RankState::Last,
+            _ => RankState::First,
+        };
+        let norm = reader.optional_floats("cls.norm.weight", n_embd)?;
         Ok(Some(RankHead {
             dense: linear(has_dense, "cls", n_dense)?,
             output: linear(has_output, "cls.output", n_outputs)?,
-            is_mean: pooling == Some(MEAN),
+            activation: spec.rank_activation,
+            norm: norm.map(|weights| (weights, hyper.eps)),
+            state,
             softmax: spec.rank_softmax,
             scale: hyper.scales.logits.recip(),
         }))
     }
 
-    /// Whether [`RankHead::outputs`] takes the mean over all tokens; otherwise it takes the last
-    /// token's state.
+    /// The state that [`RankHead::outputs`] takes.
     #[must_use]
-    pub fn is_mean(&self) -> bool {
-        self.is_mean
+    pub fn state(&self) -> RankState {
+        self.state
     }
 
     /// The outputs for a final hidden state of `n_embd` values, after the output norm. The first
@@ -98,7 +90,10 @@ impl RankHead {
         let mut values: Vec<f32> = hidden.iter().map(|x| x * self.scale).collect();
         if let Some(dense) = &self.dense {
             values = dense.apply(&values);
-            values.iter_mut().for_each(|x| *x = x.tanh());
+            values.iter_mut().for_each(|x| *x = self.activation.apply(*x));
+        }
+        if let Some((weights, eps)) = &self.norm {
+            layer_norm(&mut values, weights, *eps);
         }
         if let Some(output) = &self.output {
             values = output.apply(&values);
@@ -111,4 +106,12 @@ impl RankHead {
         }
         values
     }
+}
+
+fn layer_norm(values: &mut [f32], weights: &[f32], eps: f32) {
+    let n = values.len() as f32;
+    let mean = values.iter().sum::<f32>() / n;
+    let variance = values.iter().map(|x| (x - mean).powi(2)).sum::<f32>() / n;
+    let factor = (variance + eps).sqrt().recip();
+    values.iter_mut().zip(weights).for_each(|(x, weight)| *x = (*x - mean) * factor * weight);
 }

@@ -98,6 +98,11 @@ impl<'a> Reader<'a> {
         }
     }
 
+    /// Whether a tensor has a single axis: llama.cpp drops a last axis of length 1.
+    pub(super) fn is_vector(&self, tensor: &str) -> bool {
+        self.file.tensor(tensor).is_some_and(|info| info.shape.len() == 1)
+    }
+
     fn find(&self, tensor: &str, shape: MatrixStack) -> Result<&TensorInfo, Error> {
         let MatrixStack { n, rows, cols } = shape;
         let info = self.file.tensor(tensor).ok_or_else(|| Error::MissingTensor {
@@ -128,7 +133,7 @@ impl<'a> Reader<'a> {
 
     /// The rows in `part` of `n` stacked matrices of `[rows, cols]`, used in place in the mapped
     /// file.
-    fn rows_of(
+    pub(super) fn rows_of(
         &self,
         tensor: &str,
         stack: MatrixStack,

@@ -66,7 +66,7 @@ pub struct Gate<T = HostRows> {
 }
 
 impl<T> Shifted<T> {
-    fn try_map<U, E>(
+    pub(super) fn try_map<U, E>(
         &self,
         name: &'static str,
         f: &mut MapOperand<'_, T, U, E>,

@@ -14,6 +14,9 @@ pub enum BlockKind {
     Sandwich,
     /// `x += norm(attention(x))`, then `x += norm(ffn(x))` (OLMo 2).
     PostNorm,
+    /// `x = norm(x + attention(x))`, then `x = norm(x + ffn(x))` (BERT). The last norm is the
+    /// model's output norm.
+    SumNorm,
     /// `x += attention(norm(x)) + ffn(norm(x))`, both from the layer's input. If the file has a
     /// second norm (`attn_norm_2` for attention, or `ffn_norm`), the halves have a norm each;
     /// otherwise they share one (Falcon).
@@ -102,6 +105,16 @@ pub enum Clamp {
     Activated,
 }
 
+/// The first layers skip neurons whose gates are below a token's cut-off (Gemma 3n). The file can
+/// state another factor for each layer (`activation_sparsity_scale`).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct GaussianCut {
+    /// Number of layers.
+    pub n_layers: usize,
+    /// The cut-off is the gates' mean plus this factor times their standard deviation.
+    pub factor: f32,
+}
+
 /// A dense block beside the experts of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DenseBeside {
@@ -115,6 +128,27 @@ pub enum DenseBeside {
     /// A block after the mixer. The experts read the layer's input through a norm of their own
     /// (Arctic).
     EarlyExperts,
+}
+
+/// Activation in the head of a ranking model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RankActivation {
+    /// Hyperbolic tangent.
+    Tanh,
+    /// GELU; the head takes the mean over all tokens unless the file says otherwise (ModernBERT).
+    Gelu,
+}
+
+impl RankActivation {
+    pub(super) fn apply(self, x: f32) -> f32 {
+        match self {
+            RankActivation::Tanh => x.tanh(),
+            RankActivation::Gelu => {
+                const ROOT: f32 = 0.797_884_6;
+                0.5 * x * (1.0 + (ROOT * x * (1.0 + 0.044_715 * x * x)).tanh())
+            }
+        }
+    }
 }
 
 /// Factor on attention's scores.
@@ -353,6 +387,9 @@ pub struct ArchSpec {
     pub name: &'static str,
     /// Names of models, for the documentation.
     pub models: &'static str,
+    /// Whether tokens attend to the whole text, also to later tokens, unless the file says
+    /// otherwise (`attention.causal`). Such a model computes hidden states and no logits.
+    pub encoder: bool,
     /// Kind of the norms of the residual.
     pub norm: NormKind,
     /// Whether the norms of the residual have weights.
@@ -399,6 +436,13 @@ pub struct ArchSpec {
     pub local_rope: LocalRope,
     /// Factors on embeddings, layer outputs and logits.
     pub scales: ScaleRules,
+    /// Whether files can halve the residual after every n layers
+    /// (`rescale_every_n_layers`).
+    pub halves: bool,
+    /// Whether the model has several residual streams and low-rank residuals ([`super::AltUp`]).
+    pub altup: bool,
+    /// Default cut-off of the gates; `None` without one.
+    pub gaussian_cut: Option<GaussianCut>,
     /// Whether files can limit the values of queries, keys and values (`attention.clamp_kqv`).
     pub clamps: bool,
     /// Keys of a factor on queries that grows with their position.
@@ -439,6 +483,8 @@ pub struct ArchSpec {
     pub output_norm: &'static str,
     /// The dense block in layers with experts.
     pub dense_beside: DenseBeside,
+    /// Activation after the first layer of a ranking model's head.
+    pub rank_activation: RankActivation,
     /// Whether softmax is applied to a ranking model's outputs; the first output is the score.
     pub rank_softmax: bool,
     /// How experts are selected, in files with experts.

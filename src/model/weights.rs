@@ -10,8 +10,8 @@ use super::layers::Layers;
 use super::reader::{Reader, f32_matrix};
 use super::rope_scaling::Scaling;
 use super::{
-    Affine, ArchSpec, EmbeddingNorm, Error, Experts, Ffn, Hyper, LayerWeights, LocalRope,
-    PerLayerEmbedding, Positions, RankHead, RopeOverrides, arch,
+    Affine, ArchSpec, BlockKind, EmbeddingNorm, Error, Experts, Ffn, Hyper, LayerWeights, Linear,
+    LocalRope, PerLayerEmbedding, Positions, RankHead, RopeOverrides, arch,
 };
 
 /// User options for a model.
@@ -61,17 +61,23 @@ pub struct Model {
     pub embedding_norm: Option<Affine>,
     /// Learned positions, added to the embeddings; `None` in models without them.
     pub positions: Option<PositionTable>,
+    /// `[1, n_embd]`: the vector of the first token type, added to all embeddings; `None` in models
+    /// without token types. Texts with several types are not supported, as in llama.cpp.
+    pub token_type: Option<HostRows>,
     /// Per-layer embeddings; `None` in models without them.
     pub per_layer: Option<PerLayerEmbedding>,
     /// `[1, n_embd]`: the norm before the output matrix, with weight and bias multiplied by the logits'
     /// factor.
     pub output_norm: Affine,
-    /// `[n_vocab, n_embd]`; the embedding table if the two are tied.
-    pub output: HostRows,
+    /// `[n_vocab, n_embd]`; the embedding table if the two are tied; `None` in encoders, which
+    /// compute no logits.
+    pub output: Option<HostRows>,
     /// `[1, n_vocab]`, F32: bias of the logits; `None` without one.
     pub output_bias: Option<HostRows>,
     /// The head of a ranking model; `None` in models without one.
     pub rank: Option<RankHead>,
+    /// Projections of the pooled embedding, in order; empty in most models.
+    pub projections: Vec<Linear>,
     /// Layers in order.
     pub layers: Vec<LayerWeights>,
     /// Number of layers with a predictor in the file, of any format.
@@ -109,16 +115,30 @@ impl Model {
                 Some(Affine { w: f32_matrix(1, &vec![1.0; hyper.n_embd]), bias: None })
             }
         };
-        let output = if reader.has("output.weight") {
-            reader.matrix("output.weight", n_vocab, hyper.n_embd)?
-        } else {
-            token_embd.clone()
+        let output = match (hyper.causal, reader.has("output.weight")) {
+            (false, _) => {
+                reader.skip("output.weight");
+                None
+            }
+            (true, true) => Some(reader.matrix("output.weight", n_vocab, hyper.n_embd)?),
+            (true, false) => Some(token_embd.clone()),
         };
         let output_bias = reader.optional_vector("output.bias", n_vocab)?;
-        let output_norm =
-            reader.scaled_norm(spec.output_norm, hyper.n_embd, hyper.scales.logits)?;
+        let last_norm = format!("blk.{}.layer_output_norm", hyper.n_layer - 1);
+        let output_norm = match spec.block {
+            BlockKind::SumNorm => last_norm.as_str(),
+            BlockKind::Sequential
+            | BlockKind::Sandwich
+            | BlockKind::PostNorm
+            | BlockKind::Parallel
+            | BlockKind::ParallelByKey
+            | BlockKind::ParallelWithoutNorm => spec.output_norm,
+        };
+        let output_norm = reader.scaled_norm(output_norm, hyper.n_embd, hyper.scales.logits)?;
         let positions = positions(&reader, spec, &hyper)?;
+        let token_type = token_type(&reader, &hyper)?;
         let per_layer = PerLayerEmbedding::read(&reader, &keys, &hyper, n_vocab)?;
+        let projections = Linear::projections(&reader, hyper.n_embd)?;
         let rank = RankHead::read(&reader, &keys, spec, &hyper)?;
         let layers =
             Layers::new(&reader, &keys, spec, &hyper, (ffn_kind, activation), &scaling)?.read()?;
@@ -130,11 +150,13 @@ impl Model {
             token_embd,
             embedding_norm,
             positions,
+            token_type,
             per_layer,
             output_norm,
             output,
             output_bias,
             rank,
+            projections,
             layers,
             n_predictors,
             predictor_threshold,
@@ -149,10 +171,28 @@ impl Model {
         self.token_embd.desc().n_rows
     }
 
+    /// Number of values of an embedding.
+    #[must_use]
+    pub fn n_embedding(&self) -> usize {
+        self.projections.last().map_or(self.hyper.n_embd, Linear::n_out)
+    }
+
+    /// The embedding of a text whose pooled hidden state is `state`.
+    #[must_use]
+    pub fn project(&self, state: Vec<f32>) -> Vec<f32> {
+        self.projections.iter().fold(state, |x, by| by.apply(&x))
+    }
+
+    /// Number of values of the output matrix's result: one for each token id, or 0 in encoders.
+    #[must_use]
+    pub fn n_logits(&self) -> usize {
+        self.output.as_ref().map_or(0, |output| output.desc().n_rows)
+    }
+
     /// Whether the embedding is also the output matrix.
     #[must_use]
     pub fn is_tied(&self) -> bool {
-        self.file.tensor("output.weight").is_none()
+        self.output.is_some() && self.file.tensor("output.weight").is_none()
     }
 
     /// The feed-forward blocks, each with the index of its layer. Layers without a block are
@@ -274,6 +314,20 @@ fn threshold(keys: &Keys<'_>) -> Result<f32, Error> {
         found: value.to_string(),
     };
     if value.is_nan() { Err(error()) } else { Ok(value) }
+}
+
+/// Row 0 of the token types; `None` in files without them.
+fn token_type(reader: &Reader<'_>, hyper: &Hyper) -> Result<Option<HostRows>, Error> {
+    const TABLE: &str = "token_types.weight";
+    if !reader.has(TABLE) {
+        return Ok(None);
+    }
+    let n_rows = if reader.is_vector(TABLE) {
+        1
+    } else {
+        reader.n_rows(TABLE, hyper.n_embd, "the number of token types")?
+    };
+    reader.f32_rows(TABLE, n_rows, hyper.n_embd, 0..1).map(Some)
 }
 
 fn positions(

@@ -66,6 +66,8 @@ pub struct TimeParts {
     pub devices: f64,
     /// Hand-offs, and moves of the residual between devices.
     pub hand_offs: f64,
+    /// Waiting for weights on disk; 0 unless [`Forecast::with_disk`] added it.
+    pub disk: f64,
 }
 
 /// A placement with its predicted performance.
@@ -203,6 +205,14 @@ impl Forecast {
         let layers = layers.filter(|layers| layers.len() == task.layers.len())?;
         let choice = Choice { embed: placement.embed, head: placement.head, layers };
         Some(Forecast::new(task, &choice, vec![None; task.devices.len()]))
+    }
+
+    /// The forecast if a token takes `seconds` and the prompt `prompt` seconds, because they wait
+    /// for weights on disk.
+    #[must_use]
+    pub fn with_disk(self, seconds: f64, prompt: Option<f64>) -> Forecast {
+        let parts = TimeParts { disk: seconds - self.seconds, ..self.parts };
+        Forecast { seconds, parts, prompt, ..self }
     }
 
     /// Prefill tokens per second; `None` if the duration of a prefill is not estimated.

@@ -196,7 +196,8 @@ fn check(task: &Task) -> Forecast {
     for (facts, bytes) in task.devices.iter().zip(&forecast.devices) {
         assert!(bytes.total() <= facts.budget, "{} of {}", bytes.total(), facts.budget);
     }
-    let TimeParts { cpu, devices, hand_offs } = forecast.parts;
+    let TimeParts { cpu, devices, hand_offs, disk } = forecast.parts;
+    assert_eq!(disk, 0.0);
     assert!(forecast.seconds <= (cpu + devices + hand_offs) * (1.0 + 1e-9));
     assert!((0.0..=1.0 + 1e-9).contains(&forecast.off_cpu));
     if forecast.stream_from.iter().all(Option::is_none) {

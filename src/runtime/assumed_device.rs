@@ -1,6 +1,7 @@
 //! Speeds of assumed devices: the user's values, and defaults of a mid-range card for values that
 //! the user does not set.
 
+use hal::Bytes;
 use measure::bench::Shape;
 use placement::Speed;
 
@@ -29,7 +30,7 @@ const UPLOAD: f64 = 6e9;
 pub struct AssumedDevice {
     /// Name of the device; `cpu`, in any case, is the CPU.
     pub name: Option<String>,
-    /// Device memory in bytes; required, but not accepted for the CPU.
+    /// Device memory in bytes; required, except for the CPU, whose default is this machine's memory.
     pub memory: Option<u64>,
     /// Bandwidth of sequential reads, in bytes per second.
     pub bandwidth: Option<f64>,
@@ -43,6 +44,27 @@ pub struct AssumedDevice {
     pub flops: Option<f64>,
     /// Speed of streaming neurons to the device, in bytes per second.
     pub upload: Option<f64>,
+    /// Speed of the machine's disk, in bytes per second; only for the CPU.
+    pub disk: Option<f64>,
+}
+
+/// An assumed CPU with its memory and disk.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct AssumedHost {
+    /// `None` for this machine's.
+    pub(super) speed: Option<AssumedSpeed>,
+    /// `None` for this machine's memory.
+    pub(super) memory: Option<Bytes>,
+    /// Bytes per second of the disk; `None` for this machine's.
+    pub(super) disk: Option<f64>,
+}
+
+impl AssumedHost {
+    pub(super) fn new(given: &AssumedDevice) -> AssumedHost {
+        let rates = [given.bandwidth, given.rows, given.op, given.flops];
+        let speed = rates.iter().any(Option::is_some).then(|| AssumedSpeed::of_cpu(given));
+        AssumedHost { speed, memory: given.memory.map(Bytes), disk: given.disk }
+    }
 }
 
 /// The speed of an assumed device, for any model.
@@ -76,7 +98,7 @@ impl AssumedSpeed {
     }
 
     /// The speed of an assumed CPU, to which nothing is uploaded.
-    pub(super) fn of_cpu(given: &AssumedDevice) -> AssumedSpeed {
+    fn of_cpu(given: &AssumedDevice) -> AssumedSpeed {
         let AssumedSpeed { speed, flops, is_given } = AssumedSpeed::of_device(given);
         let op = given.op.unwrap_or(0.0);
         let speed = Speed { hand_off: 0.0, op, upload: 0.0, ..speed };

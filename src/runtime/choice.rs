@@ -77,6 +77,14 @@ pub(crate) fn choose(
                 if chosen.iter().any(|other: &Candidate| other.name == candidate.name) {
                     return Err(DeviceError::Twice { name: name.clone() });
                 }
+                let is_same = |other: &&Candidate| {
+                    other.same_as.as_ref() == Some(&candidate.name)
+                        || candidate.same_as.as_ref() == Some(&other.name)
+                };
+                if let Some(other) = chosen.iter().find(is_same) {
+                    let (name, other) = (candidate.name.clone(), other.name.clone());
+                    return Err(DeviceError::SameCard { name, other });
+                }
                 chosen.push(candidate.clone());
             }
         }
@@ -184,6 +192,12 @@ mod tests {
         assert_eq!(choose(DeviceOptions::default()), ["Card0"]);
         let named = Some(vec!["Card1".to_owned()]);
         assert_eq!(choose(DeviceOptions { named, ..DeviceOptions::default() }), ["Card1"]);
+        let both = Some(vec!["Card0".to_owned(), "Card1".to_owned()]);
+        let (mut found, both) =
+            (found(), DeviceOptions { named: both, ..DeviceOptions::default() });
+        found[1].same_as = Some("Card0".to_owned());
+        let error = super::choose(&both, found, &[]).unwrap_err();
+        assert!(matches!(error, DeviceError::SameCard { .. }), "{error:?}");
         let backend = Some("wgpu");
         assert_eq!(choose(DeviceOptions { backend, ..DeviceOptions::default() }), ["Card1"]);
     }

@@ -10,6 +10,8 @@ use hal::{Backend, Bytes, Device, DeviceId};
 use cpu::CpuBackend;
 pub use cpu::{CpuOptions, Notice, Numa, PrefetchDistance, Priority};
 
+use crate::switches::{DeviceSwitches, Switches};
+
 /// The CPU with `threads` workers (`None`: one per core that this process may use), as the first
 /// device of an engine's list.
 #[must_use]
@@ -35,7 +37,7 @@ pub fn cpu_threads(threads: Option<usize>) -> usize {
     CpuOptions { threads, ..CpuOptions::default() }.n_threads()
 }
 
-type Open = Arc<dyn Fn() -> hal::Result<Arc<dyn Backend>> + Send + Sync>;
+type Open = Arc<dyn Fn(&Switches) -> hal::Result<Arc<dyn Backend>> + Send + Sync>;
 
 /// A usable device other than the CPU.
 #[derive(Clone)]
@@ -67,7 +69,7 @@ impl Candidate {
     #[must_use]
     pub fn assumed(name: &str, memory: Bytes) -> Candidate {
         let device = Arc::new(NullBackend::assumed(name, memory));
-        let open: Open = Arc::new(move || Ok(Arc::clone(&device) as Arc<dyn Backend>));
+        let open: Open = Arc::new(move |_| Ok(Arc::clone(&device) as Arc<dyn Backend>));
         let (name, description) = (name.to_owned(), device_description(&open));
         Candidate {
             name,
@@ -85,12 +87,32 @@ impl Candidate {
     /// # Errors
     /// The driver's error.
     pub fn open(&self) -> hal::Result<Arc<dyn Backend>> {
-        (self.open)()
+        self.open_with(&DeviceSwitches::default())
+    }
+
+    /// Opens the device, with its switches.
+    ///
+    /// # Errors
+    /// The driver's error.
+    pub fn open_with(&self, switches: &DeviceSwitches) -> hal::Result<Arc<dyn Backend>> {
+        (self.open)(&switches.of(&self.name))
+    }
+
+    /// This device, with a driver that fails for this reason.
+    #[cfg(test)]
+    pub(crate) fn failing(self, reason: &str) -> Candidate {
+        let message = reason.to_owned();
+        let open: Open = Arc::new(move |_| {
+            let (call, message) = ("open".to_owned(), message.clone());
+            Err(hal::Error::Driver { call, code: 1, message })
+        });
+        Candidate { open, ..self }
     }
 }
 
 fn device_description(open: &Open) -> String {
-    open().map_or_else(|error| error.to_string(), |device| device.info().description.clone())
+    open(&Switches::default())
+        .map_or_else(|error| error.to_string(), |device| device.info().description.clone())
 }
 
 /// Estimate of the memory that a card's driver uses beyond the counted allocations: pipelines,
@@ -196,7 +218,10 @@ fn missing_at_build(backend: &'static str) -> MissingBackend {
 #[cfg(feature = "cuda")]
 fn find_cuda_cards(found: &mut Vec<Card>, missing: &mut Vec<MissingBackend>) {
     let open = |device: simt::FoundDevice| -> Open {
-        Arc::new(move || cuda::open(&device).map(|backend| backend as Arc<dyn Backend>))
+        Arc::new(move |switches| {
+            let opened = cuda::open_with(&device, simt_options(switches));
+            opened.map(|backend| backend as Arc<dyn Backend>)
+        })
     };
     match cuda::devices() {
         Ok(devices) => add_vendor_cards("cuda", NVIDIA, devices, &open, found, missing),
@@ -214,8 +239,8 @@ fn find_cuda_cards(_found: &mut Vec<Card>, missing: &mut Vec<MissingBackend>) {
 fn find_hip_cards(folder: Option<&Path>, found: &mut Vec<Card>, missing: &mut Vec<MissingBackend>) {
     let open = |device: simt::FoundDevice| -> Open {
         let folder = folder.map(Path::to_owned);
-        Arc::new(move || {
-            let opened = hip::open(&device, folder.as_deref());
+        Arc::new(move |switches| {
+            let opened = hip::open_with(&device, folder.as_deref(), simt_options(switches));
             opened.map(|backend| backend as Arc<dyn Backend>)
         })
     };
@@ -241,6 +266,13 @@ fn find_hip_cards(
     _found: &mut Vec<Card>,
     _missing: &mut Vec<MissingBackend>,
 ) {
+}
+
+/// Options of a device that runs the kernels of `kernels-cuda`.
+#[cfg(any(feature = "cuda", feature = "hip"))]
+fn simt_options(switches: &Switches) -> simt::Options {
+    let Switches { graphs, flags, mma, subgroups: _ } = *switches;
+    simt::Options { graphs, flags, matrix_units: mma, ..simt::Options::default() }
 }
 
 /// PCI vendor id.
@@ -321,8 +353,9 @@ fn wgpu_card(adapter: wgpu_backend::Adapter, folder: Option<&Path>) -> Card {
         software: adapter.is_software(),
         same_as: None,
         reserve: DRIVER_RESERVE,
-        open: Arc::new(move || {
-            let opened = adapter.open(&options);
+        open: Arc::new(move |switches| {
+            let no_subgroups = switches.subgroups == Some(false);
+            let opened = adapter.open(&wgpu_backend::Options { no_subgroups, ..options.clone() });
             opened.map(|device| device as Arc<dyn Backend>)
         }),
     };

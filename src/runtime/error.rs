@@ -136,6 +136,14 @@ pub enum DeviceError {
         /// Name of the device.
         name: String,
     },
+    /// Two of the named devices are one card, listed by two drivers.
+    #[error("'{name}' and '{other}' are the same card")]
+    SameCard {
+        /// Name of the device in the one driver.
+        name: String,
+        /// Name of the device in the other driver.
+        other: String,
+    },
     /// A backend has no device on this machine.
     #[error("the backend {backend} has no device on this machine")]
     OfBackend {

@@ -75,7 +75,7 @@ impl Model {
         let Opened { model, tokenizer } = opened;
         let placing = runtime.placing(&model);
         let n_ctx = runtime.context(&model, &placing);
-        let settings = EngineOptions { placing, ..runtime.settings(n_ctx) };
+        let settings = EngineOptions { placing, ..runtime.settings(&model, n_ctx) };
         let engine = runtime.load(&model, settings)?;
         Ok(Model::new(engine, tokenizer))
     }

@@ -1,6 +1,8 @@
 //! The CPU and the other devices of a run: opens the chosen devices, sets their budgets and
 //! measures their speeds.
 
+mod assume;
+
 use std::sync::Arc;
 
 use engine::{DenseFrom, EngineOptions, PlannerInputs};
@@ -11,11 +13,12 @@ use measure::bench::Shape;
 use model::Model;
 use placement::{CPU, Forecast, PlacementPolicy, PlanConstraints, Speed};
 
-use crate::assumed_device::{AssumedDevice, AssumedSpeed};
+use crate::assumed_device::{AssumedHost, AssumedSpeed};
 use crate::choice::{budget, check_budget_count, choose, device_full, no_device};
 use crate::devices::{self, Candidate, PrefetchDistance};
 use crate::error::DeviceError;
 use crate::notice::{Notice, Observer, PlacementReport, SharedObserver, Task};
+use crate::opening::open_all;
 use crate::options::{Budget, Computation, DeviceOptions, Options};
 use crate::overrides;
 use crate::speeds::{MIN_LARGE, Speeds, shape_of};
@@ -46,8 +49,8 @@ pub struct Machine {
     pub others: Vec<Accelerator>,
     /// Number of chosen devices, including those without usable memory.
     n_chosen: usize,
-    /// The CPU's assumed speed; `None` if its speed is measured.
-    cpu_assumed: Option<AssumedSpeed>,
+    /// The assumed CPU, memory and disk; `None` if they are this machine's.
+    host_assumed: Option<AssumedHost>,
     /// The prefetch distance of the CPU's kernels.
     prefetch: PrefetchDistance,
 }
@@ -119,7 +122,7 @@ impl Machine {
         let cpu_backend = devices::cpu_backend(options);
         let cpu = Device::new(Arc::clone(&cpu_backend), DeviceId(0), Bytes::MAX);
         let others = Vec::new();
-        Machine { cpu, cpu_backend, n_threads, others, n_chosen: 0, cpu_assumed: None, prefetch }
+        Machine { cpu, cpu_backend, n_threads, others, n_chosen: 0, host_assumed: None, prefetch }
     }
 
     /// Sets the prefetch distance of the CPU's kernels to the cached or measured one, unless the
@@ -151,7 +154,7 @@ impl Machine {
             return Ok(machine);
         }
         let (found, missing) = devices::candidates(options.computation.folder());
-        let chosen = choose(wanted, found, &missing)?;
+        let chosen = choose(wanted, found.clone(), &missing)?;
         if chosen.is_empty()
             && let Some(notice) = no_device(wanted, &missing)
         {
@@ -166,89 +169,10 @@ impl Machine {
                 observer.notice(&Notice::SoftwareDevice { device });
             }
         }
-        let mut opened = Vec::new();
-        for candidate in chosen {
-            match candidate.open() {
-                Ok(backend) => opened.push((candidate, backend)),
-                Err(reason) if wanted.named.is_some() => {
-                    return Err(DeviceError::CannotOpen { name: candidate.name, reason });
-                }
-                Err(error) => {
-                    let (device, reason) = (candidate.name, error.to_string());
-                    observer.notice(&Notice::DeviceFailed { device, reason });
-                }
-            }
-        }
+        let opened = open_all(chosen, &found, wanted, observer.as_ref())?;
         check_budget_count(wanted, opened.len())?;
         for (candidate, backend) in opened {
             machine.add(candidate, backend, wanted, observer)?;
-        }
-        Ok(machine)
-    }
-
-    /// The CPU and assumed devices.
-    ///
-    /// # Errors
-    /// [`DeviceError::Assumed`] for an invalid description, another [`DeviceError`] if a named
-    /// device is not assumed.
-    pub fn assume(
-        options: &Options,
-        assumed: &[AssumedDevice],
-        observer: &SharedObserver,
-    ) -> Result<Machine> {
-        let refused = |what: String| DeviceError::Assumed { what, help: None };
-        let mut machine = Machine::cpu(options, observer);
-        let wanted = &options.computation.devices;
-        let mut named: Vec<(Candidate, AssumedSpeed)> = Vec::new();
-        for given in assumed {
-            if given.name.as_deref().is_some_and(|name| name.eq_ignore_ascii_case("cpu")) {
-                if given.memory.is_some() || machine.cpu_assumed.is_some() {
-                    let what = "cpu may be given only once, and without a memory size";
-                    return Err(refused(what.to_owned()));
-                }
-                machine.cpu_assumed = Some(AssumedSpeed::of_cpu(given));
-                continue;
-            }
-            let n = named.len();
-            let given = given.with_known_values();
-            let name = given.name.clone().unwrap_or_else(|| format!("Assumed{n}"));
-            if named.iter().any(|(other, _)| other.name == name) {
-                return Err(refused(format!("the device '{name}' is given twice")));
-            }
-            let Some(memory) = given.memory else {
-                let what = format!("'{name}' has no memory size");
-                let help = Some(
-                    "add memory=8GiB or another size; cards such as rtx4090 and rx7900xtx are known by name",
-                );
-                return Err(DeviceError::Assumed { what, help });
-            };
-            let speed = AssumedSpeed::of_device(&given);
-            named.push((Candidate::assumed(&name, Bytes(memory)), speed));
-        }
-        if wanted.backend == Some("cpu") {
-            return Ok(machine);
-        }
-        // Assumed devices match any backend.
-        let any = DeviceOptions { backend: None, ..wanted.clone() };
-        let found = named.iter().map(|(candidate, _)| candidate.clone()).collect();
-        if wanted.layers_ignored {
-            observer.notice(&Notice::WholeLayersIgnored);
-        }
-        let chosen = choose(&any, found, &[])?;
-        check_budget_count(wanted, chosen.len())?;
-        for candidate in chosen {
-            let speed = named.iter().find(|(c, _)| c.name == candidate.name).map(|(_, s)| *s);
-            let opened = candidate.open();
-            let backend = opened.map_err(|error| refused(error.to_string()))?;
-            let before = machine.others.len();
-            let (memory, name) = (backend.memory().unwrap_or_default(), &candidate.name);
-            if wanted.budgets.is_empty()
-                && budget(None, memory, name, observer.as_ref())? == Bytes(0)
-            {
-                return Err(refused(device_full(name, memory).to_string()));
-            }
-            machine.add(candidate, backend, wanted, observer)?;
-            machine.others[before..].iter_mut().for_each(|other| other.assumed = speed);
         }
         Ok(machine)
     }
@@ -343,12 +267,6 @@ impl Machine {
         }
     }
 
-    /// Whether at least one speed is measured, not assumed.
-    #[must_use]
-    pub fn is_measured(&self) -> bool {
-        self.cpu_assumed.is_none() || self.others.iter().any(|other| other.assumed.is_none())
-    }
-
     /// User options and rules that `forecast` does not meet, and parts of the model that devices
     /// reject, as sentences.
     #[must_use]
@@ -395,7 +313,10 @@ impl Machine {
         computation: &Computation,
         observer: &dyn Observer,
     ) -> Vec<Speed> {
-        self.tune(model, computation, observer);
+        // The kernels of an assumed CPU do not run.
+        if self.host_assumed.is_none_or(|host| host.speed.is_none()) {
+            self.tune(model, computation, observer);
+        }
         self.speeds(&shape_of(model, computation), computation, observer)
     }
 
@@ -416,7 +337,8 @@ impl Machine {
         observer: &dyn Observer,
     ) -> Vec<Speed> {
         let mut kept = Speeds::open(computation.folder(), computation.devices.remeasure);
-        let cpu = (&self.cpu_backend, self.cpu_assumed, Bytes::MAX);
+        let assumed = self.host_assumed.and_then(|host| host.speed);
+        let cpu = (&self.cpu_backend, assumed, Bytes::MAX);
         let others =
             self.others.iter().map(|o| (&o.backend, o.assumed, o.device.ledger().budget()));
         let mut speeds = Vec::new();
@@ -445,7 +367,7 @@ impl Machine {
         computation: &Computation,
         observer: &dyn Observer,
     ) -> DenseFrom {
-        if self.cpu_assumed.is_some() || model.max_n_ff() == 0 {
+        if self.host_assumed.is_some_and(|host| host.speed.is_some()) || model.max_n_ff() == 0 {
             return DenseFrom::NEVER;
         }
         let mut kept = Speeds::open(computation.folder(), computation.devices.remeasure);
@@ -457,15 +379,6 @@ impl Machine {
             observer.notice(&Notice::NotMeasured { device, reason });
             DenseFrom::NEVER
         })
-    }
-
-    /// Defaults of assumed devices that the prefill estimate depends on, as text.
-    #[must_use]
-    pub fn assumed_defaults(&self) -> Vec<String> {
-        let cpu = [(&self.cpu, self.cpu_assumed)];
-        let others = self.others.iter().map(|other| (&other.device, other.assumed));
-        let all = cpu.into_iter().chain(others);
-        all.filter_map(|(device, assumed)| assumed?.defaults(&device.info().name)).collect()
     }
 }
 

@@ -66,7 +66,7 @@ impl MemoryNeed {
         let n_ff = model.blocks().map(|(_, ffn)| n_ff(ffn)).max().unwrap_or(0);
         // Scratch values per token, including an op's workspace and a row of the residual.
         let body = scratch_width(model) + 2 * n_ff + hyper.n_embd;
-        let head = 2 * hyper.n_embd + model.n_vocab();
+        let head = 2 * hyper.n_embd + model.n_logits();
         MemoryNeed {
             // The system can drop pages that were only read to repack them, and pages of an
             // unused predictor are never read.

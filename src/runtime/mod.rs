@@ -32,6 +32,7 @@ mod assumed_device;
 mod choice;
 pub mod devices;
 pub mod dialogue;
+mod disk_plan;
 pub mod embedded;
 mod error;
 pub mod generate;
@@ -39,8 +40,10 @@ mod known_cards;
 mod loaded_model;
 mod machine;
 mod memory;
+mod neuron_reads;
 mod notice;
 mod open;
+mod opening;
 mod options;
 mod overrides;
 mod rank;
@@ -48,6 +51,7 @@ mod repack;
 mod runtime;
 mod side_file;
 mod speeds;
+mod switches;
 mod tiers;
 
 pub use adapters::{AdapterFile, AdapterNotice};
@@ -72,6 +76,8 @@ pub use runtime::{
     Runtime, activation_name, check_total_memory, forecast, load_quietly, slower_placement,
 };
 pub use side_file::has_predictor;
-pub use speeds::{measure_prefetch, measure_speed};
+pub use speeds::{known_disks, measure_prefetch, measure_speed};
+pub use store::DiskSpeed;
+pub use switches::{DeviceSwitches, SWITCHES, Switches};
 pub use text::chat::{Conversation, Dialogue};
 pub use text::sample::SamplerConfig;

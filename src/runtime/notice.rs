@@ -113,6 +113,8 @@ pub enum Notice {
         device: String,
         /// The driver's error.
         reason: String,
+        /// The same card through another driver, which is used instead.
+        instead: Option<String>,
     },
     /// The budget exceeds the device's memory.
     BudgetReduced {
@@ -298,12 +300,23 @@ impl Notice {
     }
 }
 
-fn join_names(names: &[&str]) -> String {
-    names.join(" and ")
-}
-
 fn has_or_have(names: &[&str]) -> &'static str {
     if names.len() == 1 { "has" } else { "have" }
+}
+
+/// Flags that change nothing because `what` happens on the CPU.
+fn write_no_effect(f: &mut fmt::Formatter<'_>, flags: &[&str], what: &str) -> fmt::Result {
+    write!(f, "{} {} no effect: {what} on the CPU", flags.join(" and "), has_or_have(flags))
+}
+
+fn write_failed(
+    f: &mut fmt::Formatter<'_>,
+    device: &str,
+    reason: &str,
+    instead: Option<&str>,
+) -> fmt::Result {
+    write!(f, "{device} is not used: {reason}")?;
+    instead.map_or(Ok(()), |twin| write!(f, "; {twin}, the same card, is used instead"))
 }
 
 impl fmt::Display for Notice {
@@ -329,17 +342,9 @@ impl fmt::Display for Notice {
             ),
             Notice::NoDevice { reason, expected_by } => match &expected_by[..] {
                 [] => f.write_str("no GPU was found, so everything runs on the CPU"),
-                names => write!(
-                    f,
-                    "{} {} no effect: {reason}, so everything runs on the CPU",
-                    join_names(names),
-                    has_or_have(names)
-                ),
+                names => write_no_effect(f, names, &format!("{reason}, so everything runs")),
             },
-            Notice::CpuOnly { what, expected_by } => {
-                let flags = join_names(expected_by);
-                write!(f, "{flags} {} no effect: {what} on the CPU", has_or_have(expected_by))
-            }
+            Notice::CpuOnly { what, expected_by } => write_no_effect(f, expected_by, what),
             Notice::WholeLayersIgnored => f.write_str(
                 "the number of layers has no effect: the neurons of all layers stay on the CPU",
             ),
@@ -347,7 +352,9 @@ impl fmt::Display for Notice {
                 f,
                 "no GPU was found: {device}, a software driver, shows the placement but is slow"
             ),
-            Notice::DeviceFailed { device, reason } => write!(f, "{device} is not used: {reason}"),
+            Notice::DeviceFailed { device, reason, instead } => {
+                write_failed(f, device, reason, instead.as_deref())
+            }
             Notice::BudgetReduced { device, wanted, total } => {
                 write!(f, "{device} has {total} of memory: the budget is reduced from {wanted}")
             }

@@ -47,6 +47,14 @@ impl Opened {
         Ok(opened)
     }
 
+    /// The model, if it generates text.
+    ///
+    /// # Errors
+    /// [`engine::Error::Encoder`].
+    pub fn decoder(self) -> Result<Opened> {
+        if self.model.hyper.causal { Ok(self) } else { Err(engine::Error::Encoder.into()) }
+    }
+
     /// Merges the adapters of `computation` into an open file without notices, and parses the
     /// model.
     ///

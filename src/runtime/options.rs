@@ -11,6 +11,7 @@ use placement::PlanConstraints;
 use crate::adapters::AdapterFile;
 use crate::devices::{CpuOptions, Numa, Priority};
 use crate::overrides::TensorOverride;
+use crate::switches::DeviceSwitches;
 
 /// Context, batch, threads, KV cache and computation of a run.
 #[derive(Clone, Debug, PartialEq)]
@@ -194,6 +195,8 @@ pub struct DeviceOptions {
     pub adapt: bool,
     /// Measure speeds again instead of using cached speeds.
     pub remeasure: bool,
+    /// Ways of using the devices that are switched on or off.
+    pub switches: DeviceSwitches,
     /// Names of the settings that expect a device, for the text of [`crate::Notice::NoDevice`].
     pub expected_by: Vec<&'static str>,
     /// Whether a request for whole layers was dropped, because their neurons have to stay on the
@@ -214,6 +217,7 @@ impl Default for DeviceOptions {
             experts_on_cpu: None,
             adapt: true,
             remeasure: false,
+            switches: DeviceSwitches::default(),
             expected_by: Vec::new(),
             layers_ignored: false,
         }

@@ -18,10 +18,9 @@ impl RankPrompt {
     #[must_use]
     pub fn from_metadata(metadata: &Metadata, tokenizer: &Tokenizer) -> RankPrompt {
         let template = metadata.str("tokenizer.chat_template.rerank").ok().flatten();
-        let separates = metadata.bool("tokenizer.ggml.add_sep_token").ok().flatten();
         RankPrompt {
             template: template.map(str::to_owned),
-            separator: tokenizer.special().sep.filter(|_| separates == Some(true)),
+            separator: tokenizer.special().sep.filter(|_| tokenizer.adds_sep()),
         }
     }
 

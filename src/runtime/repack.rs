@@ -7,13 +7,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use engine::converted::{self, RepackFile, StaleFile, Weight, WriteError};
-use engine::{EngineOptions, to_repack};
+use engine::{EngineOptions, NeuronReads, PagingOptions, to_repack};
 use hal::{Bytes, Device};
 use model::Model;
 
 use crate::memory::MemoryNeed;
 use crate::notice::{Notice, Observer, Task};
-use crate::options::{CacheFolder, Computation};
+use crate::options::Computation;
 
 /// How weights are repacked, or why they are not.
 #[derive(Clone, Debug, PartialEq)]
@@ -99,15 +99,16 @@ pub(crate) fn prepare(
         return Ok(options);
     }
     let size = converted::size(&weights);
-    let kept = match &computation.cache {
-        Some(CacheFolder { path, least }) if computation.mmap && size >= *least => {
-            open_or_write(path, model, &weights, cpu, observer)?
-        }
-        Some(_) | None => None,
+    let kept = match cache_for(computation, size) {
+        Some(path) => open_or_write(path, model, &weights, cpu, observer)?,
+        None => None,
     };
     let options = EngineOptions { converted: kept, ..options };
     if options.converted.is_some() {
         return Ok(options);
+    }
+    if let Some(whole) = with_whole_layers(&options) {
+        return prepare(model, whole, computation, cpu, observer);
     }
     let rest = MemoryNeed::new(model, &options, cpu).without_weights();
     let free = cpu.memory().ok().and_then(|memory| memory.free);
@@ -118,6 +119,42 @@ pub(crate) fn prepare(
             EngineOptions { repack: false, ..options }
         }
     })
+}
+
+/// The folder in which `size` bytes of repacked weights are kept; `None` if they are not.
+pub(crate) fn cache_for(computation: &Computation, size: Bytes) -> Option<&Path> {
+    let folder = computation.cache.as_ref().filter(|folder| size >= folder.least);
+    folder.filter(|_| computation.mmap).map(|folder| folder.path.as_path())
+}
+
+/// What [`prepare`] would decide with `free` bytes of memory, without opening or writing a file:
+/// the options, and whether repacked weights would be a mapped file.
+pub(crate) fn foresee(
+    model: &Model,
+    options: EngineOptions,
+    computation: &Computation,
+    cpu: &Device,
+    free: Option<Bytes>,
+) -> (EngineOptions, bool) {
+    let weights = to_repack(model, &options, cpu);
+    let size = converted::size(&weights);
+    if weights.is_empty() || cache_for(computation, size).is_some() {
+        return (options, !weights.is_empty());
+    }
+    if let Some(whole) = with_whole_layers(&options) {
+        return foresee(model, whole, computation, cpu, free);
+    }
+    let rest = MemoryNeed::new(model, &options, cpu).without_weights();
+    let repack = copy_too_large(size, rest, free, "").is_none();
+    (EngineOptions { repack, ..options }, false)
+}
+
+/// `options` with neurons on disk read with their layer, because no file has their rows together;
+/// `None` if they are.
+fn with_whole_layers(options: &EngineOptions) -> Option<EngineOptions> {
+    let paging = options.paging.filter(|paging| paging.neurons == NeuronReads::Bundles)?;
+    let paging = Some(PagingOptions { neurons: NeuronReads::Layer, ..paging });
+    Some(EngineOptions { paging, ..options.clone() })
 }
 
 fn cost_without_repacking(weights: &[Weight]) -> &'static str {

@@ -1,12 +1,15 @@
 //! Turns options into an engine: devices, context, side files, loading.
 
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::path::Path;
+use std::rc::Rc;
 use std::sync::Arc;
 
-use engine::{DenseFrom, Engine, EngineOptions, PagingOptions, PlannerInputs};
+use engine::{DenseFrom, Engine, EngineOptions, PlannerInputs};
 use hal::op::{Activation, FfnKind};
 use hal::{Bytes, Device};
-use model::Model;
+use model::{Model, ModelOptions};
 use placement::{CPU, Forecast, PlacementPolicy, Speed};
 
 use crate::assumed_device::AssumedDevice;
@@ -14,9 +17,8 @@ use crate::machine::{self, Machine};
 use crate::memory::MemoryNeed;
 use crate::notice::{Notice, Observer, SharedObserver, SilentObserver, SparsityNotice, Task};
 use crate::open::Opened;
-use crate::options::{ContextSize, Options, Sparsity};
-use crate::tiers::DiskTier;
-use crate::{Error, Result, overrides, repack, side_file};
+use crate::options::{Computation, ContextSize, Options, Sparsity};
+use crate::{Error, Result, overrides, side_file};
 
 /// Limit of the default context in tokens, because the KV cache grows with the context.
 const MAX_DEFAULT_CONTEXT: usize = 4096;
@@ -116,6 +118,19 @@ impl Runtime {
         Ok(opened)
     }
 
+    /// The model with the shapes of `file`, whose data is not used and which needs no vocabulary.
+    ///
+    /// # Errors
+    /// [`Error::Model`], and as [`Runtime::check_overrides`].
+    pub fn open_shapes(&self, file: gguf::File) -> Result<Arc<Model>> {
+        let Computation { activation, rope, .. } = &self.options.computation;
+        let options = ModelOptions { activation: activation.clone(), rope: rope.clone() };
+        let model = Model::from_file(file, &options)?;
+        self.check_overrides(&model)?;
+        self.note_unused_overrides(&model);
+        Ok(Arc::new(model))
+    }
+
     /// Sends a notice if overrides of tensor buffers match no tensor of `model`.
     pub fn note_unused_overrides(&self, model: &Model) {
         let unused = overrides::unused(model, &self.options.computation.devices);
@@ -173,14 +188,19 @@ impl Runtime {
         let devices = self.machine.devices();
         // Loading reports errors of the side file later.
         let computation = &self.options.computation;
-        let settings = |n_ctx| self.settings(n_ctx);
+        let settings = |n_ctx| self.settings(model, n_ctx);
         let learned = side_file::add(model, settings(usual), computation, &SilentObserver);
         let learned = learned.unwrap_or_else(|_| settings(usual));
+        // A plan of many layers takes a while, so none is made twice.
+        let known: RefCell<BTreeMap<usize, Rc<Forecast>>> = RefCell::default();
         let forecast = |n_ctx| {
-            let n_ubatch = settings(n_ctx).n_ubatch;
-            let placing = placing.clone();
-            let settings = EngineOptions { n_ctx, n_ubatch, placing, ..learned.clone() };
-            engine::forecast(model, &devices, &settings)
+            let plan = || {
+                let n_ubatch = settings(n_ctx).n_ubatch;
+                let placing = placing.clone();
+                let settings = EngineOptions { n_ctx, n_ubatch, placing, ..learned.clone() };
+                Rc::new(engine::forecast(model, &devices, &settings))
+            };
+            Rc::clone(known.borrow_mut().entry(n_ctx).or_insert_with(plan))
         };
         let least = forecast(usual).rate() * MIN_SPEED;
         let mut halves =
@@ -219,14 +239,15 @@ impl Runtime {
         }
     }
 
-    /// The engine's settings for `n_ctx` tokens over all sequences, without a plan
+    /// The engine's settings for `model` and `n_ctx` tokens over all sequences, without a plan
     /// ([`Runtime::placing`]) and without the side file ([`Runtime::with_side_file`]).
     #[must_use]
-    pub fn settings(&self, n_ctx: usize) -> EngineOptions {
+    pub fn settings(&self, model: &Model, n_ctx: usize) -> EngineOptions {
         let Options { n_ubatch, n_parallel, kv_formats, computation, .. } = &self.options;
         let n_seq = n_parallel.get() as usize;
-        EngineOptions {
+        let settings = EngineOptions {
             n_ctx,
+            whole_texts: false,
             n_ubatch: (n_ubatch.get() as usize).min(n_ctx.max(1)),
             n_seq,
             // Recurrent layers need a checkpoint after the prompt, to which the next turn of a
@@ -246,6 +267,7 @@ impl Runtime {
             chooser: None,
             repack: computation.repack,
             converted: None,
+            locked: computation.mlock,
             paging: None,
             placing: PlannerInputs {
                 constraints: computation.devices.constraints,
@@ -254,7 +276,8 @@ impl Runtime {
             adapt: computation.devices.adapt,
             streaming: engine::Streaming::Measured,
             dense_from: DenseFrom::NEVER,
-        }
+        };
+        settings.for_model(model)
     }
 
     /// Adds the predictor or the thresholds of the side file to the settings, if their sparsity
@@ -270,7 +293,19 @@ impl Runtime {
     /// Host memory that `model` needs with the placement of `forecast`.
     #[must_use]
     pub fn need(&self, model: &Model, settings: &EngineOptions, forecast: &Forecast) -> MemoryNeed {
-        MemoryNeed::new(model, settings, &self.machine.cpu).without_devices(forecast, &self.machine)
+        self.host_need(model, settings, Some(forecast))
+    }
+
+    /// Host memory that `model` needs. Integrated devices stay in the need, because they use host
+    /// memory.
+    pub(crate) fn host_need(
+        &self,
+        model: &Model,
+        settings: &EngineOptions,
+        planned: Option<&Forecast>,
+    ) -> MemoryNeed {
+        let need = MemoryNeed::new(model, settings, &self.machine.cpu);
+        planned.map_or(need, |forecast| need.without_devices(forecast, &self.machine))
     }
 
     /// Loads `model`: repacks weights or takes them from the cache, and rejects a model that
@@ -287,35 +322,12 @@ impl Runtime {
                 self.machine.dense_from(model, &self.options.computation, observer);
         }
         let devices = self.machine.devices();
-        let cpu = &self.machine.cpu;
-        let has_devices = !self.machine.others.is_empty();
-        let planned = has_devices.then(|| engine::forecast(model, &devices, &settings));
-        let on_devices = planned.as_ref().is_some_and(uses_devices);
-        // `without_devices` keeps integrated devices in the need, because they use host memory.
-        let need = |settings: &EngineOptions| {
-            let need = MemoryNeed::new(model, settings, cpu);
-            let machine = &self.machine;
-            planned.as_ref().map_or(need, |forecast| need.without_devices(forecast, machine))
-        };
-        let computation = &self.options.computation;
-        // Weights on disk are not bundled, so that less is repacked.
-        let paging = Some(PagingOptions { budget: Bytes::MAX, depth: 1 });
-        let paged = EngineOptions { paging, ..settings.clone() };
-        let keeps_copies = computation.cache.is_some() && !on_devices;
-        let on_disk = need(&paged).with_copies_mapped(keeps_copies);
-        let disk = DiskTier::new(model, &on_disk, &paged, computation, cpu, observer)?;
-        let settings = EngineOptions { paging: disk.map(|disk| disk.options), ..settings };
-        // Repacked weights are only cached for models that are entirely on the CPU.
-        let settings = if on_devices {
-            settings
-        } else {
-            repack::prepare(model, settings, computation, cpu, observer)?
-        };
+        let (settings, planned, disk) = self.tiers(model, settings, &devices)?;
         report_sparsity(model, &settings, observer);
-        let need = need(&settings);
+        let need = self.host_need(model, &settings, planned.as_ref());
         if disk.is_none() {
-            let memory = cpu.memory().unwrap_or_default();
-            need.check(memory, settings.n_ctx, computation, observer)?;
+            let memory = self.machine.cpu.memory().unwrap_or_default();
+            need.check(memory, settings.n_ctx, &self.options.computation, observer)?;
         }
         if let Some(forecast) = &planned {
             self.machine.report(forecast, model, &settings, observer);
@@ -346,7 +358,7 @@ impl Runtime {
 pub fn forecast(runtime: &Runtime, model: &Model) -> Result<Forecast> {
     let placing = runtime.placing(model);
     let n_ctx = runtime.context(model, &placing);
-    let settings = EngineOptions { placing, ..runtime.settings(n_ctx) };
+    let settings = EngineOptions { placing, ..runtime.settings(model, n_ctx) };
     let settings = runtime.with_side_file(model, settings)?;
     Ok(engine::forecast(model, &runtime.machine.devices(), &settings))
 }
@@ -391,13 +403,6 @@ pub fn check_total_memory(size: Bytes) -> Result<()> {
         }
         None => Ok(()),
     }
-}
-
-/// Whether anything is placed on a device other than the CPU.
-fn uses_devices(forecast: &Forecast) -> bool {
-    let placement = &forecast.placement;
-    let ends = [placement.embed, placement.head];
-    placement.layers.iter().map(|layer| layer.home).chain(ends).any(|home| home != CPU)
 }
 
 /// The name of the activation of the model's feed-forward blocks.

@@ -6,6 +6,7 @@ use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use engine::DenseFrom;
 use gguf::PartFile;
@@ -16,6 +17,7 @@ use measure::bench::{Shape, dense_from, round_to_two_digits, speed};
 use model::Model;
 use placement::Speed;
 use serde_json::{Map, Value, json};
+use store::{DiskSpeed, ReadAt, disk_name};
 
 use crate::devices::PrefetchDistance;
 use crate::notice::{Notice, Observer};
@@ -26,6 +28,14 @@ const FILE: &str = "speeds-4.json";
 
 /// Bytes of the file that are read.
 const MAX_FILE: u64 = 4 << 20;
+/// The file keeps as many values as this, those measured last: a model has about three per device.
+const MAX_VALUES: usize = 128;
+/// The key of the time of a measurement, in seconds since 1970.
+const MEASURED: &str = "measured";
+/// What the keys of disks begin with.
+const DISK: &str = "disk | ";
+/// Most threads that read from a disk.
+const MAX_DEPTH: u64 = 64;
 
 /// The shape of the weights that [`measure_speed`] measures with.
 const USUAL: Shape = Shape::of_7b_model(Format::Q4_0);
@@ -146,6 +156,30 @@ impl Speeds {
         Ok(DenseFrom(shares.map(|share| share as f32)))
     }
 
+    /// The speed of the disk with the file at `path`, cached or measured with reads of `file`;
+    /// `None` if it cannot be measured.
+    pub(crate) fn disk(&mut self, path: &Path, file: &dyn ReadAt) -> Option<DiskSpeed> {
+        let key = disk_name(path).map(|name| format!("{DISK}{name}"));
+        let kept = key.as_ref().and_then(|key| self.known.get(key)).filter(|_| !self.remeasure);
+        if let Some(kept) = kept.and_then(read_disk) {
+            return Some(kept);
+        }
+        let DiskSpeed { bandwidth, latency, small_reads, depth } = store::measure(file)?;
+        let [bandwidth, latency, small_reads] =
+            [bandwidth, latency, small_reads].map(round_to_two_digits);
+        if let Some(key) = key {
+            let figures = json!({
+                "bytes_per_second": bandwidth,
+                "latency_seconds": latency,
+                "small_reads_per_second": small_reads,
+                "depth": depth,
+            });
+            self.known.insert(key.clone(), figures.clone());
+            self.measured.insert(key, figures);
+        }
+        Some(DiskSpeed { bandwidth, latency, small_reads, depth })
+    }
+
     /// Saves new values. If that fails, sends a notice, and the next start measures them again.
     pub(crate) fn save(&self, observer: &dyn Observer) {
         let Some(path) = self.path.as_ref().filter(|_| !self.measured.is_empty()) else { return };
@@ -154,7 +188,13 @@ impl Speeds {
         // and that process measures them again.
         let _held = lock(path, &AtomicBool::new(false));
         let mut all = saved_values(path);
-        all.extend(self.measured.clone());
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
+        for (key, value) in &self.measured {
+            let mut value = value.clone();
+            value[MEASURED] = now.into();
+            all.insert(key.clone(), value);
+        }
+        drop_oldest(&mut all);
         let text = format!("{:#}\n", Value::Object(all));
         let write = || {
             let mut file = PartFile::create(path)?;
@@ -244,6 +284,39 @@ fn prefetch_key(backend: &Arc<dyn Backend>, threads: usize) -> String {
     format!("{} | {} | {threads} | prefetch", info.name, info.description)
 }
 
+/// Removes the values that were measured first, until [`MAX_VALUES`] are left.
+fn drop_oldest(all: &mut Map<String, Value>) {
+    let time = |value: &Value| value.get(MEASURED).and_then(Value::as_u64).unwrap_or(0);
+    let mut times: Vec<(u64, String)> =
+        all.iter().map(|(key, value)| (time(value), key.clone())).collect();
+    times.sort_unstable();
+    for (_, key) in times.iter().take(all.len().saturating_sub(MAX_VALUES)) {
+        all.remove(key);
+    }
+}
+
+/// The disks whose speed is cached in `folder`, by name.
+#[must_use]
+pub fn known_disks(folder: Option<&Path>) -> Vec<(String, DiskSpeed)> {
+    let speeds = Speeds::open(folder, false);
+    let disk = |(key, value): (&String, &Value)| {
+        Some((key.strip_prefix(DISK)?.to_owned(), read_disk(value)?))
+    };
+    speeds.known.iter().filter_map(disk).collect()
+}
+
+/// Parses the cached speed of a disk; `None` if it is invalid.
+fn read_disk(value: &Value) -> Option<DiskSpeed> {
+    let number = |name: &str| {
+        let number = value.get(name)?.as_f64().filter(|x| x.is_finite() && *x > 0.0);
+        number.map(round_to_two_digits)
+    };
+    let depth = value.get("depth")?.as_u64().filter(|depth| (1..=MAX_DEPTH).contains(depth))?;
+    let (bandwidth, latency) = (number("bytes_per_second")?, number("latency_seconds")?);
+    let small_reads = number("small_reads_per_second")?;
+    Some(DiskSpeed { bandwidth, latency, small_reads, depth: depth as usize })
+}
+
 /// The values in the file; empty if the file cannot be read.
 fn saved_values(path: &Path) -> Map<String, Value> {
     let mut text = String::new();
@@ -329,5 +402,74 @@ mod tests {
         {
             assert_eq!(read_shares(&wrong), None);
         }
+    }
+
+    /// A disk of which reads are counted.
+    #[derive(Debug, Default)]
+    struct CountedDisk(std::sync::atomic::AtomicUsize);
+
+    impl ReadAt for CountedDisk {
+        fn name(&self) -> String {
+            "disk".to_owned()
+        }
+
+        fn size(&self) -> u64 {
+            64 << 20
+        }
+
+        fn read_at(&self, out: &mut [u8], _offset: u64) -> std::io::Result<usize> {
+            self.0.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            Ok(out.len())
+        }
+
+        fn is_unchanged(&self) -> bool {
+            true
+        }
+    }
+
+    #[test]
+    fn a_disk_is_measured_once_and_again_on_request() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("model");
+        std::fs::write(&path, "x").unwrap();
+        let measure = |remeasure| {
+            let disk = CountedDisk::default();
+            let mut speeds = Speeds::open(Some(folder.path()), remeasure);
+            let speed = speeds.disk(&path, &disk).unwrap();
+            speeds.save(&SilentObserver);
+            (speed, disk.0.into_inner() > 0)
+        };
+        let (first, read) = measure(false);
+        assert!(read && first.bandwidth > 0.0);
+        if disk_name(&path).is_some() {
+            assert_eq!(measure(false), (first, false));
+            assert_eq!(known_disks(Some(folder.path())), [(disk_name(&path).unwrap(), first)]);
+        }
+        assert!(measure(true).1);
+        for wrong in [
+            json!({}),
+            json!({ "bytes_per_second": 1.0, "latency_seconds": 1.0, "small_reads_per_second": 1.0, "depth": 0 }),
+        ] {
+            assert_eq!(read_disk(&wrong), None);
+        }
+    }
+
+    #[test]
+    fn the_file_keeps_the_values_that_were_measured_last() {
+        let folder = tempfile::tempdir().unwrap();
+        let old =
+            (0..MAX_VALUES + 50).map(|n| (format!("{n:04}"), json!({ "n": n, MEASURED: n + 1 })));
+        let old: Map<String, Value> = old.chain([("undated".to_owned(), json!({}))]).collect();
+        let path = folder.path().join(FILE);
+        std::fs::write(&path, Value::Object(old).to_string()).unwrap();
+        let mut speeds = Speeds::open(Some(folder.path()), false);
+        speeds.measured.insert("new".to_owned(), json!({ "n": 1 }));
+        speeds.save(&SilentObserver);
+        let kept = Speeds::open(Some(folder.path()), false).known;
+        assert_eq!(kept.len(), MAX_VALUES);
+        assert!(kept.contains_key("new") && !kept.contains_key("undated"));
+        assert!(
+            !kept.contains_key("0000") && kept.contains_key(&format!("{:04}", MAX_VALUES + 49))
+        );
     }
 }

@@ -5,6 +5,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use engine::Sequence;
+use model::{Model, RankHead, RankState};
 
 use crate::request::Error;
 use crate::worker::Worker;
@@ -22,6 +23,21 @@ pub enum Pooling {
     Rank,
     /// No pooling: the states of all tokens, one after the other.
     None,
+}
+
+impl Pooling {
+    /// The pooling that the file of `model` names (`pooling_type`), else the mean.
+    #[must_use]
+    pub fn of_model(model: &Model) -> Pooling {
+        let kind = model.file.metadata().u32(&format!("{}.pooling_type", model.spec.name));
+        match kind.ok().flatten() {
+            // llama.cpp's numbers of the pooling types.
+            Some(2) => Pooling::First,
+            Some(3) => Pooling::Last,
+            Some(4) if model.rank.is_some() => Pooling::Rank,
+            _ => Pooling::Mean,
+        }
+    }
 }
 
 /// Receives an embedding on the scheduler's thread; it must not block.
@@ -78,8 +94,16 @@ impl Worker<'_> {
             return false;
         };
         let (wanted, n) = (*pooling, tokens.len());
-        let head = self.engine.model().rank.as_ref().filter(|_| wanted == Pooling::Rank);
-        let is_mean = head.map_or(wanted == Pooling::Mean, |head| head.is_mean());
+        let model = self.engine.model();
+        let head = model.rank.as_ref().filter(|_| wanted == Pooling::Rank);
+        let takes = match (wanted, head.map(RankHead::state)) {
+            (Pooling::Mean, _) | (_, Some(RankState::Mean)) => Pooling::Mean,
+            (Pooling::First, _) | (_, Some(RankState::First)) => Pooling::First,
+            (Pooling::Last | Pooling::Rank, _) | (_, Some(RankState::Last)) => Pooling::Last,
+            (Pooling::None, None) => Pooling::None,
+        };
+        // Encoders need a text as a whole.
+        let piece = if model.hyper.causal { self.piece } else { n };
         let sequence = self.embedding.sequence.take();
         let mut sequence = sequence.unwrap_or_else(|| self.engine.new_sequence());
         // If the cache of the sequence was lost with a device, start again.
@@ -87,7 +111,7 @@ impl Worker<'_> {
             sequence = self.engine.new_sequence();
         }
         let start = sequence.tokens().len();
-        let end = n.min(start + self.piece);
+        let end = n.min(start + piece);
         if !self.has_room_for(&sequence, end) {
             self.embedding.sequence = Some(sequence).filter(|_| start > 0);
             return false;
@@ -98,12 +122,12 @@ impl Worker<'_> {
             pooled.clear();
         }
         let each = &mut |position: usize, state: &[f32]| {
-            if wanted == Pooling::None {
+            if takes == Pooling::None {
                 return pooled.extend(state.iter().map(|value| f64::from(*value)));
             }
             pooled.resize(state.len(), 0.0);
-            let selected = if wanted == Pooling::First { 0 } else { n - 1 };
-            if is_mean || position == selected {
+            let selected = if takes == Pooling::First { 0 } else { n - 1 };
+            if takes == Pooling::Mean || position == selected {
                 pooled.iter_mut().zip(state).for_each(|(sum, value)| *sum += f64::from(*value));
             }
         };
@@ -121,17 +145,23 @@ impl Worker<'_> {
             self.embedding.sequence = Some(sequence);
             return true;
         }
-        let divisor = if is_mean { n as f64 } else { 1.0 };
+        let divisor = if takes == Pooling::Mean { n as f64 } else { 1.0 };
         let mut vector: Vec<f32> = pooled.iter().map(|sum| (sum / divisor) as f32).collect();
-        let head = self.engine.model().rank.as_ref().filter(|_| wanted == Pooling::Rank);
+        let model = self.engine.model();
+        let head = model.rank.as_ref().filter(|_| wanted == Pooling::Rank);
         if wanted == Pooling::None {
             // The states of all tokens take much memory; free them.
             *pooled = Vec::new();
         }
         let result = computed.and_then(|()| {
-            if let Some(head) = head {
-                vector = head.outputs(&vector);
-            }
+            vector = match head {
+                Some(head) => head.outputs(&vector),
+                None if model.projections.is_empty() => vector,
+                None => vector
+                    .chunks(model.hyper.n_embd)
+                    .flat_map(|state| model.project(state.to_vec()))
+                    .collect(),
+            };
             let is_finite = vector.iter().all(|value| value.is_finite());
             is_finite.then_some(vector).ok_or(engine::Error::NotANumber { token: n - 1 })
         });

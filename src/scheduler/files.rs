@@ -1,6 +1,7 @@
 //! Writes files that only their owner may read, because saved sequences contain users' texts.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::hash::{BuildHasher, RandomState};
 use std::io::{self, Read, Write};
 use std::path::Path;
 
@@ -25,7 +26,7 @@ pub(crate) const UNFINISHED: &str = ".unfinished";
 /// The system's I/O error.
 pub fn write_private(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let mut name = path.file_name().unwrap_or_default().to_owned();
-    name.push(format!(".{}{UNFINISHED}", std::process::id()));
+    name.push(format!(".{:016x}{UNFINISHED}", RandomState::new().hash_one(0)));
     let temporary = path.with_file_name(name);
     let written = write_new(&temporary, bytes).and_then(|()| fs::rename(&temporary, path));
     if written.is_err() {
@@ -45,11 +46,6 @@ pub fn may_replace(path: &Path) -> bool {
 }
 
 fn write_new(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        // The file may be a leftover of an interrupted process with the same process id.
-        Ok(()) | Err(_) => {}
-    }
     let mut options = OpenOptions::new();
     options.write(true).create_new(true);
     #[cfg(unix)]

@@ -121,6 +121,7 @@ impl Scheduler {
             n_ctx_sequence: engine.max_tokens(),
             n_vocab: tokenizer.n_vocab(),
             ranks: engine.model().rank.is_some(),
+            generates: engine.model().hyper.causal,
         };
         let setup = Setup::new(engine, options, limits.n_parallel)?;
         let shared = Arc::new(Shared::new(limits, tokenizer, setup.status()));
@@ -154,6 +155,9 @@ impl Scheduler {
     /// [`SubmitError`].
     pub fn submit_to(&self, request: Request, sink: Sink) -> Result<Ticket, SubmitError> {
         let limits = &self.shared.limits;
+        if !limits.generates {
+            return Err(SubmitError::Encoder);
+        }
         check(&request, limits)?;
         let samplers = samplers(&request, &self.shared.tokenizer)?;
         let cancelled = Arc::new(AtomicBool::new(false));

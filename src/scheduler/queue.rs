@@ -117,6 +117,8 @@ pub(crate) struct Limits {
     pub(crate) n_vocab: usize,
     /// Whether the model has a head for ranking.
     pub(crate) ranks: bool,
+    /// Whether the model generates text; encoders do not.
+    pub(crate) generates: bool,
 }
 
 #[derive(Debug)]

@@ -61,6 +61,11 @@ impl Default for Request {
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SubmitError {
+    /// The model is an encoder.
+    #[error(
+        "this model is an encoder: it computes embeddings (/v1/embeddings) and generates no text"
+    )]
+    Encoder,
     /// The queue is full.
     #[error("the queue is full: {n_queued} requests are waiting")]
     QueueFull {

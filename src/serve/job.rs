@@ -344,6 +344,7 @@ pub(crate) fn submit_error(error: SubmitError) -> ApiError {
     match error {
         SubmitError::QueueFull { n_queued } => ApiError::queue_full(n_queued),
         SubmitError::PromptTooLong { n_prompt, n_ctx } => ApiError::too_long(n_prompt, n_ctx),
+        SubmitError::Encoder => ApiError::not_supported(error.to_string()),
         SubmitError::Empty => ApiError::field("prompt", "has no tokens"),
         SubmitError::BadToken { .. } => ApiError::field("prompt", format!("is invalid: {error}")),
         SubmitError::NoSuchSlot { .. } => {

@@ -16,7 +16,6 @@ use text::tokenizer::Tokenizer;
 use crate::clock::unix_seconds;
 use crate::config::Defaults;
 use crate::error::{ApiError, Result};
-use crate::openai::embeddings::pooling;
 use crate::structure::Structure;
 use crate::thermocline;
 
@@ -217,18 +216,15 @@ impl Facts {
                 "n_vocab": tokenizer.n_vocab(),
                 "n_ctx": engine.max_tokens(),
                 "n_ctx_train": hyper.n_ctx_train,
-                "n_embd": hyper.n_embd,
+                "n_embd": model.n_embedding(),
                 "n_layer": hyper.n_layer,
                 "n_params": n_params,
                 "size": file.size_bytes(),
                 "family": model.spec.name,
             }),
             n_ctx: engine.max_tokens(),
-            n_embd: hyper.n_embd,
-            pooling: pooling(
-                metadata.u32(&format!("{}.pooling_type", model.spec.name)).ok().flatten(),
-                model.rank.is_some(),
-            ),
+            n_embd: model.n_embedding(),
+            pooling: Pooling::of_model(model),
             rank_prompt: model
                 .rank
                 .as_ref()
@@ -245,6 +241,7 @@ fn vocab_type(model: Option<&str>) -> u32 {
     match model {
         Some("llama") => 1,
         Some("gpt2" | "gemma4") => 2,
+        Some("bert") => 3,
         Some("t5") => 4,
         _ => 0,
     }

@@ -81,6 +81,7 @@ pub(crate) fn layers(engine: &Engine, reserves: &[Bytes]) -> Value {
             Mixer::GatedDelta(_) => "delta_rule",
             Mixer::Mamba1(_) => "mamba",
             Mixer::Mamba2(_) => "mamba2",
+            Mixer::Rwkv6(_) => "rwkv6",
             Mixer::Rwkv7(_) => "rwkv7",
             Mixer::Parallel { .. } => "attention_and_mamba2",
         };

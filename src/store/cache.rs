@@ -159,15 +159,15 @@ impl Cache {
         true
     }
 
-    /// Makes an absent `unit` resident, and adds the units that this evicts to `evicted`. Units for
+    /// Makes absent `units` resident, and adds the units that this evicts to `evicted`. Units for
     /// which `is_busy` holds stay. Returns false, and changes nothing, if there is too little room.
     pub fn admit(
         &mut self,
-        unit: usize,
+        units: &[usize],
         is_busy: impl Fn(usize) -> bool,
         evicted: &mut Vec<usize>,
     ) -> bool {
-        let wanted = self.units[unit].bytes;
+        let wanted: u64 = units.iter().map(|&unit| self.units[unit].bytes).sum();
         let (mut kept, mut victims, mut freed) = (Vec::new(), Vec::new(), 0);
         while self.used - freed + wanted > self.capacity {
             let Some(Reverse(found)) = self.heap.pop() else { break };
@@ -194,8 +194,10 @@ impl Cache {
         }
         self.used = self.used - freed + wanted;
         evicted.extend(victims);
-        self.units[unit].residence = Residence::Resident;
-        self.enqueue(unit);
+        for &unit in units {
+            self.units[unit].residence = Residence::Resident;
+            self.enqueue(unit);
+        }
         true
     }
 
@@ -237,16 +239,16 @@ mod tests {
         let mut evicted = Vec::new();
         for (unit, n) in [(0, 3), (1, 1), (2, 2)] {
             cache.touch(unit, n);
-            assert!(cache.admit(unit, |_| false, &mut evicted));
+            assert!(cache.admit(&[unit], |_| false, &mut evicted));
         }
         cache.touch(3, 1);
-        assert!(evicted.is_empty() && cache.admit(3, |_| false, &mut evicted));
+        assert!(evicted.is_empty() && cache.admit(&[3], |_| false, &mut evicted));
         assert_eq!(evicted, [1]);
         // Unit 3 has the lowest score, but is busy.
         cache.touch(4, 1);
-        assert!(cache.admit(4, |unit| unit == 3, &mut evicted));
+        assert!(cache.admit(&[4], |unit| unit == 3, &mut evicted));
         assert_eq!(evicted, [1, 2]);
-        assert!(!cache.admit(1, |_| true, &mut evicted), "nothing may be evicted");
+        assert!(!cache.admit(&[1], |_| true, &mut evicted), "nothing may be evicted");
         assert!(cache.is_resident(0) && cache.used() == 3 && evicted.len() == 2);
     }
 
@@ -254,12 +256,12 @@ mod tests {
     fn old_uses_count_less() {
         let mut cache = cache(2, &[1; 3]);
         cache.touch(0, 3);
-        assert!(cache.admit(0, |_| false, &mut Vec::new()));
+        assert!(cache.admit(&[0], |_| false, &mut Vec::new()));
         cache.advance(24);
         cache.touch(1, 1);
-        assert!(cache.admit(1, |_| false, &mut Vec::new()));
+        assert!(cache.admit(&[1], |_| false, &mut Vec::new()));
         let mut evicted = Vec::new();
-        assert!(cache.admit(2, |_| false, &mut evicted));
+        assert!(cache.admit(&[2], |_| false, &mut evicted));
         assert_eq!(evicted, [0], "3 uses 3 half-lives ago are worth less than one now");
         // Scores are scaled down many times on the way.
         (0..10_000).for_each(|_| cache.advance(5));
@@ -276,7 +278,7 @@ mod tests {
                 cache.touch(unit, 1);
                 hits += usize::from(cache.is_resident(unit) && token >= 10);
                 if !cache.is_resident(unit) {
-                    assert!(cache.admit(unit, |busy| busy == unit, &mut Vec::new()));
+                    assert!(cache.admit(&[unit], |busy| busy == unit, &mut Vec::new()));
                 }
             }
             cache.advance(1);
@@ -297,7 +299,7 @@ mod tests {
                 cache.touch(unit, n);
                 let mut evicted = Vec::new();
                 if !cache.is_resident(unit) {
-                    let fits = cache.admit(unit, |_| false, &mut evicted);
+                    let fits = cache.admit(&[unit], |_| false, &mut evicted);
                     prop_assert_eq!(fits, sizes[unit] <= capacity);
                     prop_assert!(evicted.iter().all(|&unit| !cache.is_resident(unit)));
                     if failed {

@@ -1,27 +1,31 @@
 //! Weights on disk of which a budgeted part is in memory: the third tier below devices and RAM.
 //!
 //! A file's weights get a *region*: reserved addresses, as long as the file, without memory. A
-//! *unit* (an expert's rows, or a layer's matrices) is read from the file straight into its place
-//! in the region before it is used, and its pages are returned to the system when it is evicted. So
-//! kernels read weights at fixed addresses, whatever is resident, and a result cannot depend on
-//! what is resident. Reads bypass the page cache, so that the budget covers all memory that the
-//! weights take.
+//! *unit* (an expert's rows, or a layer's matrices) is read from the file to its place in the region
+//! before it is used, and its memory moves to other units when it is evicted. So kernels read
+//! weights at fixed addresses, whatever is resident, and a result cannot depend on what is resident.
+//! Reads bypass the page cache, so that the budget covers all memory that the weights take.
 //!
-//! `region` owns the addresses, `source` reads files, `reader` has the threads that read, `cache`
-//! decides what stays (counts alone, no clock), and `store` joins them. The idea of neuron bundles
-//! on flash with look-ahead is that of PowerInfer-2 (Xue et al., 2024) and LLM in a flash
-//! (Alizadeh et al., 2023).
+//! `region` owns the addresses, `spare` the memory of evicted units, `source` reads files, `reader`
+//! has the threads that read, `unit` says what is read at once, `cache` decides what stays (counts alone, no clock), and `store` joins
+//! them. The idea of neuron bundles on flash with look-ahead is that of PowerInfer-2 (Xue et al.,
+//! 2024) and LLM in a flash (Alizadeh et al., 2023).
 
 mod cache;
+mod disk;
 mod error;
 mod probe;
 mod reader;
 mod region;
 mod source;
+mod spare;
 mod store;
+mod unit;
 
 pub use cache::{Cache, CachePolicy};
+pub use disk::disk_name;
 pub use error::{Error, Result};
-pub use probe::{DiskSpeed, measure};
+pub use probe::{DiskSpeed, SMALL_DEPTH, measure};
 pub use source::{DirectFile, ReadAt};
-pub use store::{Piece, Store, StoreStats, UnitId};
+pub use store::{Store, StoreStats, UnitId};
+pub use unit::{Piece, RowMatrix};

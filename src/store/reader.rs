@@ -8,7 +8,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
-use crate::region::{PAGE, Region};
+use hal::Bytes;
+
+use crate::region::{HUGE, PAGE, Region};
 use crate::source::ReadAt;
 use crate::{Error, Result};
 
@@ -45,12 +47,47 @@ impl Ticket {
     }
 }
 
+/// Bytes of a file to read: either one range of any length, or several, ascending, within
+/// [`BLOCK`] bytes, which are read at once with what is between them.
+#[derive(Debug)]
+pub(crate) struct Read {
+    pub(crate) backing: Backing,
+    pub(crate) parts: Vec<Range<u64>>,
+}
+
+impl Read {
+    /// The pages from the first byte to the last.
+    fn pages(&self) -> Range<u64> {
+        let ends = self.parts.first().zip(self.parts.last());
+        ends.map_or(0..0, |(first, last)| pages(&(first.start..last.end)))
+    }
+
+    /// Bytes that are read from the disk.
+    pub(crate) fn bytes(&self) -> Bytes {
+        let pages = self.pages();
+        Bytes(pages.end - pages.start)
+    }
+}
+
 /// A read of at most [`BLOCK`] bytes in whole pages.
 #[derive(Debug)]
 struct Job {
     backing: Backing,
-    range: Range<u64>,
+    pages: Range<u64>,
+    /// The bytes of units in `pages`.
+    parts: Vec<Range<u64>>,
+    /// Whether the read goes straight into the region, which has huge pages there. A disk reads
+    /// into small pages so much slower that reading into huge ones and copying is faster
+    /// (docs/measurements/tiers.md).
+    direct: bool,
     ticket: Arc<Ticket>,
+}
+
+/// [`BLOCK`] bytes that one thread reads into.
+#[derive(Debug)]
+struct Buffer {
+    memory: Arc<Region>,
+    start: u64,
 }
 
 #[derive(Debug, Default)]
@@ -87,33 +124,45 @@ impl Reader {
     /// [`Error::Setup`] if no thread can be started.
     pub(crate) fn new(depth: usize) -> Result<Reader> {
         let shared = Arc::new(Shared::default());
+        let failed = |reason: std::io::Error| Error::Setup { reason: reason.to_string() };
+        let depth = depth.max(1) as u64;
+        let buffers = Region::reserve((depth * BLOCK).next_multiple_of(HUGE)).map_err(failed)?;
+        buffers.advise_huge(0..(depth * BLOCK).next_multiple_of(HUGE));
         let mut threads = Vec::new();
-        for number in 0..depth.max(1) {
+        for number in 0..depth {
             let own = Arc::clone(&shared);
+            let buffer = Buffer { memory: Arc::clone(&buffers), start: number * BLOCK };
             let builder = Builder::new().name(format!("disk {number}")).stack_size(256 << 10);
-            match builder.spawn(move || own.work()) {
+            match builder.spawn(move || own.work(&buffer)) {
                 Ok(thread) => threads.push(thread),
-                Err(reason) if threads.is_empty() => {
-                    return Err(Error::Setup { reason: reason.to_string() });
-                }
+                Err(reason) if threads.is_empty() => return Err(failed(reason)),
                 Err(_) => break,
             }
         }
         Ok(Reader { shared, threads })
     }
 
-    /// Orders reads of `ranges`, whole pages of files, in this order. `ahead` reads run only when
-    /// no urgent one waits.
-    pub(crate) fn order(&self, ranges: &[(Backing, Range<u64>)], ahead: bool) -> Arc<Ticket> {
+    /// Orders `reads`, in this order. `ahead` reads run only when no urgent one waits.
+    pub(crate) fn order(&self, reads: Vec<Read>, ahead: bool) -> Arc<Ticket> {
         let ticket = Arc::new(Ticket::default());
         let mut new = Vec::new();
-        for (backing, range) in ranges {
-            let mut at = range.start;
-            while at < range.end {
-                let end = range.end.min(at + BLOCK);
-                let (backing, ticket) = (backing.clone(), Arc::clone(&ticket));
-                new.push(Job { backing, range: at..end, ticket });
-                at = end;
+        for read in reads {
+            let all = read.pages();
+            let Read { backing, parts } = read;
+            let [range] = &parts[..] else {
+                let (direct, ticket) = (false, Arc::clone(&ticket));
+                new.push(Job { backing, pages: all, parts, direct, ticket });
+                continue;
+            };
+            let huge = huge_pages(range);
+            let whole =
+                [(all.start..huge.start, false), (huge.clone(), true), (huge.end..all.end, false)];
+            for (part, direct) in whole {
+                for block in blocks(part) {
+                    let bytes = block.start.max(range.start)..block.end.min(range.end);
+                    let (backing, ticket) = (backing.clone(), Arc::clone(&ticket));
+                    new.push(Job { backing, pages: block, parts: vec![bytes], direct, ticket });
+                }
             }
         }
         ticket.left.store(new.len() as u64, Ordering::Release);
@@ -176,9 +225,9 @@ impl Drop for Reader {
 }
 
 impl Shared {
-    fn work(&self) {
+    fn work(&self, buffer: &Buffer) {
         while let Some(job) = self.next() {
-            let read = job.read();
+            let read = job.read(buffer);
             if let Err(error) = read {
                 lock(&job.ticket.failed).get_or_insert(error);
             }
@@ -207,10 +256,42 @@ impl Shared {
 }
 
 impl Job {
-    fn read(&self) -> Result<()> {
-        let Job { backing: Backing { file, region }, range, .. } = self;
-        region.fill(range.clone(), |out| read_pages(file.as_ref(), range.start, out))
+    fn read(&self, buffer: &Buffer) -> Result<()> {
+        let Job { backing: Backing { file, region }, pages, parts, .. } = self;
+        if self.direct {
+            return region.fill(pages.clone(), |out| read_pages(file.as_ref(), pages.start, out));
+        }
+        let Buffer { memory, start } = buffer;
+        memory.fill(*start..start + (pages.end - pages.start), |block| {
+            read_pages(file.as_ref(), pages.start, block)?;
+            let at = |byte: u64| (byte - pages.start) as usize;
+            for part in parts {
+                let own = &block[at(part.start)..at(part.end)];
+                region.fill(part.clone(), |out| out.copy_from_slice(own));
+            }
+            Ok(())
+        })
     }
+}
+
+/// The whole pages that have bytes of `range`.
+pub(crate) fn pages(range: &Range<u64>) -> Range<u64> {
+    range.start / PAGE * PAGE..range.end.next_multiple_of(PAGE)
+}
+
+/// The huge pages that have only bytes of `range`; empty, at the end, if there are none.
+pub(crate) fn huge_pages(range: &Range<u64>) -> Range<u64> {
+    let huge = range.start.next_multiple_of(HUGE)..range.end / HUGE * HUGE;
+    let end = range.end.next_multiple_of(PAGE);
+    if huge.start < huge.end { huge } else { end..end }
+}
+
+/// Whole pages in blocks of nearly equal size.
+fn blocks(pages: Range<u64>) -> impl Iterator<Item = Range<u64>> {
+    let len = pages.end - pages.start;
+    let block = len.div_ceil(len.div_ceil(BLOCK).max(1)).next_multiple_of(PAGE);
+    let starts = (pages.start..pages.end).step_by(block.max(PAGE) as usize);
+    starts.map(move |start| start..pages.end.min(start + block))
 }
 
 /// Reads whole pages from `offset` on into all of `out`, except what lies behind the end of the

@@ -2,8 +2,8 @@
 //!
 //! All unsafe code of this crate is in this file. It relies on one promise of `store`: bytes of the
 //! region are read only while their unit is resident, and a unit is written only before it is
-//! resident. Pages at both ends of a unit may hold bytes of resident neighbours; a read writes the
-//! same bytes to them that they already have.
+//! resident. A job writes only bytes of its unit, though pages at both ends of a unit may hold bytes
+//! of resident neighbours too.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -13,15 +13,26 @@ use std::sync::Arc;
 
 use hal::SharedBytes;
 
-/// Bytes of a page: the granularity of memory and of reads past the page cache. Systems with larger
-/// pages round returned ranges inwards.
-pub(crate) const PAGE: u64 = 4096;
+/// Bytes of the largest page that the system may have: the granularity of memory and of reads past
+/// the page cache.
+pub(crate) const PAGE: u64 = if cfg!(target_vendor = "apple") {
+    16 << 10
+} else if cfg!(any(target_arch = "x86", target_arch = "x86_64")) {
+    4 << 10
+} else {
+    64 << 10
+};
+/// Bytes of a huge page.
+pub(crate) const HUGE: u64 = 2 << 20;
 
-/// Reserved addresses, in whole pages, that begin on a page.
+/// Reserved addresses, in whole pages, that begin on a huge page.
 #[derive(Debug)]
 pub(crate) struct Region {
     start: NonNull<u8>,
     len: usize,
+    /// The mapping that `start` is in.
+    #[cfg(any(unix, windows))]
+    mapping: (NonNull<u8>, usize),
 }
 
 // SAFETY: the region is an address range that lives until it is dropped; accesses follow the
@@ -39,7 +50,8 @@ struct RegionBytes {
 impl AsRef<[u8]> for RegionBytes {
     fn as_ref(&self) -> &[u8] {
         // SAFETY: the range is inside the region, which is mapped for reading and lives as long as
-        // `self`. Pages without memory read as zeros. Concurrent writes follow the promise above.
+        // `self`. Pages without memory read as zeros; on Windows they cannot be read, and are not:
+        // only bytes of resident units are. Concurrent writes follow the promise above.
         unsafe {
             std::slice::from_raw_parts(
                 self.region.start.as_ptr().add(self.range.start),
@@ -53,31 +65,86 @@ impl Region {
     /// Reserves addresses for `len` bytes without memory.
     ///
     /// # Errors
-    /// The system's error; [`io::ErrorKind::Unsupported`] on systems other than Unix.
-    #[cfg(unix)]
+    /// The system's error; [`io::ErrorKind::Unsupported`] on systems other than Unix and Windows.
+    #[cfg(any(unix, windows))]
     pub(crate) fn reserve(len: u64) -> io::Result<Arc<Region>> {
-        use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
         let len = len.max(1).checked_next_multiple_of(PAGE);
         let len = len.and_then(|len| usize::try_from(len).ok());
         let len = len.ok_or(io::ErrorKind::OutOfMemory)?;
-        let (protection, flags) =
-            (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::NORESERVE);
-        // SAFETY: the system chooses new addresses, so no existing memory is touched.
-        let start = unsafe { mmap_anonymous(std::ptr::null_mut(), len, protection, flags)? };
-        let start: NonNull<u8> = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        // A huge page would take memory for units that are not resident.
-        #[cfg(target_os = "linux")]
-        // SAFETY: the range is the new mapping; the advice changes no contents.
-        let _ = unsafe {
-            rustix::mm::madvise(start.as_ptr().cast(), len, rustix::mm::Advice::LinuxNoHugepage)
-        };
-        Ok(Arc::new(Region { start, len }))
+        let mapped = len.checked_add(HUGE as usize).ok_or(io::ErrorKind::OutOfMemory)?;
+        let base = reserve_addresses(mapped)?;
+        // SAFETY: the mapping is longer than `len` by a huge page, so that this stays inside.
+        let start = unsafe { base.add(base.align_offset(HUGE as usize)) };
+        Ok(Arc::new(Region { start, len, mapping: (base, mapped) }))
     }
 
-    /// Always fails: reserved addresses need Unix.
-    #[cfg(not(unix))]
+    /// Always fails: reserved addresses need Unix or Windows.
+    #[cfg(not(any(unix, windows)))]
     pub(crate) fn reserve(_len: u64) -> io::Result<Arc<Region>> {
         Err(io::ErrorKind::Unsupported.into())
+    }
+
+    /// Lets the system use huge pages for `range`, of which all or nothing has memory at a time. A
+    /// system without huge pages uses small ones.
+    ///
+    /// # Panics
+    /// If the range is outside the region or is not whole pages.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn advise_huge(&self, range: Range<u64>) {
+        let range = self.checked_pages(range);
+        // SAFETY: the range is inside the region; the advice changes no contents.
+        let _ = unsafe {
+            rustix::mm::madvise(
+                self.start.as_ptr().add(range.start).cast(),
+                range.len(),
+                rustix::mm::Advice::LinuxHugepage,
+            )
+        };
+    }
+
+    /// Does nothing: other systems choose huge pages themselves.
+    #[cfg(not(target_os = "linux"))]
+    pub(crate) fn advise_huge(&self, range: Range<u64>) {
+        let _ = self.checked_pages(range);
+    }
+
+    /// Moves the memory of the pages `from` to the addresses at `to` of `target`, which have no
+    /// memory; `from` reads as zeros afterwards. The contents are unspecified for the caller: they
+    /// are overwritten before use. Returns false, and changes nothing, if the system cannot.
+    ///
+    /// # Panics
+    /// If a range is outside its region or is not whole pages.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn move_pages(&self, from: Range<u64>, target: &Region, to: u64) -> bool {
+        use rustix::mm::{MapFlags, MremapFlags, ProtFlags, mmap_anonymous, mremap_fixed};
+        let from = self.checked_pages(from);
+        let to = target.checked_pages(to..to + from.len() as u64);
+        // SAFETY: both ranges are inside regions.
+        let (old, new) = unsafe {
+            (self.start.as_ptr().add(from.start), target.start.as_ptr().add(to.start).cast())
+        };
+        // The old addresses stay reserved (Linux 5.7).
+        let flags = MremapFlags::MAYMOVE | MremapFlags::DONTUNMAP;
+        // SAFETY: no resident unit has bytes in either range, and no job uses them.
+        if unsafe { mremap_fixed(old.cast(), from.len(), from.len(), flags, new) }.is_ok() {
+            return true;
+        }
+        let (protection, flags) = (
+            ProtFlags::READ | ProtFlags::WRITE,
+            MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED_NOREPLACE,
+        );
+        // The failed call may have unmapped the new addresses. If it has not, this call fails.
+        // SAFETY: existing mappings are not replaced.
+        let _ = unsafe { mmap_anonymous(new, to.len(), protection, flags) };
+        false
+    }
+
+    /// Always false: only Linux moves pages.
+    #[cfg(not(target_os = "linux"))]
+    pub(crate) fn move_pages(&self, from: Range<u64>, target: &Region, to: u64) -> bool {
+        let len = self.checked_pages(from).len() as u64;
+        let _ = target.checked_pages(to..to + len);
+        false
     }
 
     /// A range of the region as the memory of a tensor.
@@ -95,6 +162,8 @@ impl Region {
     /// If the range is outside the region.
     pub(crate) fn fill<T>(&self, range: Range<u64>, read: impl FnOnce(&mut [u8]) -> T) -> T {
         let range = self.checked(range);
+        #[cfg(windows)]
+        self.commit(&range);
         // SAFETY: the range is inside the region, which is mapped for writing. Only one job reads
         // into a unit, and nothing else uses it: see the promise at the head of this file.
         read(unsafe {
@@ -102,14 +171,32 @@ impl Region {
         })
     }
 
-    /// Returns the memory of whole pages to the system; they read as zeros until they are filled.
+    /// Gives memory to the pages of `range` that have none. Ends the process, as a failed allocation
+    /// does, if the system has none.
+    #[cfg(windows)]
+    fn commit(&self, range: &Range<usize>) {
+        use windows_sys::Win32::System::Memory::{MEM_COMMIT, PAGE_READWRITE, VirtualAlloc};
+        if range.is_empty() {
+            return;
+        }
+        // SAFETY: the range is inside the region. Pages that have memory keep it and their contents.
+        let memory = unsafe {
+            let first = self.start.as_ptr().add(range.start);
+            VirtualAlloc(first.cast(), range.len(), MEM_COMMIT, PAGE_READWRITE)
+        };
+        if memory.is_null() {
+            let layout = std::alloc::Layout::array::<u8>(range.len());
+            std::alloc::handle_alloc_error(layout.unwrap_or(std::alloc::Layout::new::<u8>()));
+        }
+    }
+
+    /// Returns the memory of whole pages to the system; they read as zeros until they are filled, or
+    /// on Windows not at all.
     ///
     /// # Panics
     /// If the range is outside the region or is not whole pages.
     pub(crate) fn release(&self, range: Range<u64>) {
-        let range = self.checked(range);
-        let page = PAGE as usize;
-        assert!(range.start.is_multiple_of(page) && range.end.is_multiple_of(page), "whole pages");
+        let range = self.checked_pages(range);
         if range.is_empty() {
             return;
         }
@@ -141,6 +228,13 @@ impl Region {
                 )
             };
         }
+        #[cfg(windows)]
+        // SAFETY: the pages are inside the region, and no resident unit has bytes in them. If the
+        // call fails, the pages keep their memory, which does not change any result.
+        let _ = unsafe {
+            use windows_sys::Win32::System::Memory::{MEM_DECOMMIT, VirtualFree};
+            VirtualFree(self.start.as_ptr().add(range.start).cast(), range.len(), MEM_DECOMMIT)
+        };
     }
 
     fn checked(&self, range: Range<u64>) -> Range<usize> {
@@ -148,30 +242,101 @@ impl Region {
         assert!(inside, "{range:?} is inside the region of {} bytes", self.len);
         range.start as usize..range.end as usize
     }
+
+    fn checked_pages(&self, range: Range<u64>) -> Range<usize> {
+        let whole = range.start.is_multiple_of(PAGE) && range.end.is_multiple_of(PAGE);
+        assert!(whole, "{range:?} are whole pages");
+        self.checked(range)
+    }
 }
 
 impl Drop for Region {
     fn drop(&mut self) {
         #[cfg(unix)]
         // SAFETY: `reserve` mapped the range; slices and jobs keep the region alive.
-        let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.len) };
+        let _ = unsafe { rustix::mm::munmap(self.mapping.0.as_ptr().cast(), self.mapping.1) };
+        #[cfg(windows)]
+        // SAFETY: as above. Windows takes the beginning of a mapping, and finds its length.
+        let _ = unsafe {
+            use windows_sys::Win32::System::Memory::{MEM_RELEASE, VirtualFree};
+            VirtualFree(self.mapping.0.as_ptr().cast(), 0, MEM_RELEASE)
+        };
     }
 }
 
-#[cfg(all(test, unix))]
+/// New addresses without memory.
+#[cfg(unix)]
+fn reserve_addresses(len: usize) -> io::Result<NonNull<u8>> {
+    use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
+    let (protection, flags) =
+        (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::NORESERVE);
+    // SAFETY: the system chooses new addresses, so no existing memory is touched.
+    let base = unsafe { mmap_anonymous(std::ptr::null_mut(), len, protection, flags)? };
+    // A huge page would take memory for units that are not resident.
+    #[cfg(target_os = "linux")]
+    // SAFETY: the range is the new mapping; the advice changes no contents.
+    let _ = unsafe { rustix::mm::madvise(base, len, rustix::mm::Advice::LinuxNoHugepage) };
+    NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory.into())
+}
+
+/// See the definition for Unix.
+#[cfg(windows)]
+fn reserve_addresses(len: usize) -> io::Result<NonNull<u8>> {
+    use windows_sys::Win32::System::Memory::{MEM_RESERVE, PAGE_READWRITE, VirtualAlloc};
+    // SAFETY: the system chooses new addresses, so no existing memory is touched.
+    let base = unsafe { VirtualAlloc(std::ptr::null(), len, MEM_RESERVE, PAGE_READWRITE) };
+    NonNull::new(base.cast()).ok_or_else(io::Error::last_os_error)
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn released_pages_read_as_zeros() {
+    fn memory_comes_back_as_zeros() {
         let region = Region::reserve(3 * PAGE - 5).unwrap();
-        let bytes = region.slice(0..3 * PAGE);
-        let all = || (*bytes).as_ref().to_vec();
-        assert!(all().iter().all(|&byte| byte == 0));
-        region.fill(PAGE - 1..2 * PAGE + 1, |out| out.fill(7));
-        assert_eq!(all().iter().filter(|&&byte| byte == 7).count(), PAGE as usize + 2);
+        let all = || (*region.slice(0..3 * PAGE)).as_ref().to_vec();
+        let sevens = || all().iter().filter(|&&byte| byte == 7).count() as u64;
+        region.fill(PAGE - 1..2 * PAGE + 1, |out| {
+            assert!(out.iter().all(|&byte| byte == 0));
+            out.fill(7);
+        });
+        assert_eq!(sevens(), PAGE + 2);
         region.release(PAGE..2 * PAGE);
-        assert_eq!(all().iter().filter(|&&byte| byte == 7).count(), 2);
+        // Neighbours keep their contents.
+        region.fill(PAGE..2 * PAGE, |out| assert!(out.iter().all(|&byte| byte == 0)));
+        assert_eq!(sevens(), 2);
+    }
+
+    #[test]
+    #[cfg(unix)]
+    fn pages_without_memory_read_as_zeros() {
+        let region = Region::reserve(3 * PAGE).unwrap();
+        let all = || (*region.slice(0..3 * PAGE)).as_ref().iter().all(|&byte| byte == 0);
+        assert!(all());
+        region.fill(0..3 * PAGE, |out| out.fill(7));
+        region.release(0..3 * PAGE);
+        assert!(all());
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn moved_pages_keep_their_contents_and_leave_zeros() {
+        let (a, b) = (Region::reserve(8 * PAGE).unwrap(), Region::reserve(8 * PAGE).unwrap());
+        a.fill(0..8 * PAGE, |out| out.fill(7));
+        assert!(a.move_pages(2 * PAGE..5 * PAGE, &b, PAGE));
+        let n = |region: &Arc<Region>| {
+            let bytes = region.slice(0..8 * PAGE);
+            (*bytes).as_ref().iter().filter(|&&byte| byte == 7).count() as u64 / PAGE
+        };
+        assert_eq!((n(&a), n(&b)), (5, 3));
+        assert!(b.move_pages(PAGE..3 * PAGE, &b, 6 * PAGE));
+        assert_eq!((*b.slice(6 * PAGE..6 * PAGE + 1)).as_ref(), [7]);
+        assert_eq!(n(&b), 3);
+        // Both ends are memory as before.
+        a.fill(2 * PAGE..5 * PAGE, |out| out.fill(7));
+        b.fill(0..8 * PAGE, |out| out.fill(7));
+        assert_eq!((n(&a), n(&b)), (8, 8));
     }
 
     #[test]

@@ -16,7 +16,7 @@ pub trait ReadAt: Send + Sync + std::fmt::Debug {
     fn size(&self) -> u64;
 
     /// Reads up to `out.len()` bytes from `offset` on, and returns their number; 0 at the end of
-    /// the file. Offset, length and address are multiples of 4096.
+    /// the file. Offset, length and address are multiples of a page.
     ///
     /// # Errors
     /// The system's error.
@@ -77,9 +77,11 @@ fn is_same(a: &fs::Metadata, b: &fs::Metadata) -> bool {
     (a.dev(), a.ino()) == (b.dev(), b.ino())
 }
 
+/// Windows' number of a file is not in stable Rust.
 #[cfg(not(unix))]
 fn is_same(a: &fs::Metadata, b: &fs::Metadata) -> bool {
-    a.len() == b.len()
+    let facts = |file: &fs::Metadata| (file.len(), file.created().ok(), file.modified().ok());
+    facts(a) == facts(b)
 }
 
 #[cfg(target_os = "linux")]
@@ -89,7 +91,22 @@ fn open_direct(path: &Path) -> io::Result<fs::File> {
     Ok(open(path, flags, Mode::empty())?.into())
 }
 
-#[cfg(not(target_os = "linux"))]
+/// Reads of blocks that the page cache has not bypass it.
+#[cfg(target_vendor = "apple")]
+fn open_direct(path: &Path) -> io::Result<fs::File> {
+    let file = fs::File::open(path)?;
+    rustix::fs::fcntl_nocache(&file, true)?;
+    Ok(file)
+}
+
+#[cfg(windows)]
+fn open_direct(path: &Path) -> io::Result<fs::File> {
+    use std::os::windows::fs::OpenOptionsExt;
+    use windows_sys::Win32::Storage::FileSystem::FILE_FLAG_NO_BUFFERING;
+    fs::OpenOptions::new().read(true).custom_flags(FILE_FLAG_NO_BUFFERING).open(path)
+}
+
+#[cfg(not(any(target_os = "linux", target_vendor = "apple", windows)))]
 fn open_direct(_path: &Path) -> io::Result<fs::File> {
     Err(io::ErrorKind::Unsupported.into())
 }

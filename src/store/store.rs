@@ -9,22 +9,19 @@ use std::time::{Duration, Instant};
 use hal::{Bytes, SharedBytes};
 
 use crate::cache::{Cache, CachePolicy};
-use crate::reader::{Backing, Reader, Ticket};
+use crate::reader::{BLOCK, Backing, Read, Reader, Ticket, pages};
 use crate::region::{PAGE, Region};
 use crate::source::ReadAt;
+use crate::spare::SparePages;
+use crate::unit::{Piece, Place, RowMatrix, State, Unit, Units, shared_pages, whole_pages};
 use crate::{Error, Result};
+
+/// Most bytes between two rows that are read together: a disk that reads 1 to 3 GB/s in large blocks
+/// and does 15,000 to 100,000 reads a second passes over that many bytes in the time of a read.
+const JOINED_GAP: u64 = 32 << 10;
 
 /// Number of a unit.
 pub type UnitId = usize;
-
-/// Bytes of one of the store's files.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Piece {
-    /// Number of the file.
-    pub file: usize,
-    /// The bytes in the file.
-    pub range: Range<u64>,
-}
 
 /// What the store has done since it was made. Subtract two of them for an interval.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -41,6 +38,8 @@ pub struct StoreStats {
     pub read: Bytes,
     /// Bytes that look-ahead read and that were evicted unused.
     pub wasted: Bytes,
+    /// Bytes whose memory came from evicted units, not from the system.
+    pub reused: Bytes,
     /// Time that steps waited for reads.
     pub waited: Duration,
 }
@@ -59,6 +58,7 @@ impl StoreStats {
             needed: Bytes(count(self.needed.0, other.needed.0)),
             read: Bytes(count(self.read.0, other.read.0)),
             wasted: Bytes(count(self.wasted.0, other.wasted.0)),
+            reused: Bytes(count(self.reused.0, other.reused.0)),
             waited: time(self.waited, other.waited),
         }
     }
@@ -78,33 +78,18 @@ impl std::ops::Sub for StoreStats {
     }
 }
 
-#[derive(Debug)]
-struct Unit {
-    /// Sorted by file and offset.
-    pieces: Vec<Piece>,
-    probability: f64,
-    state: State,
-    /// Whether look-ahead ordered the unit and nothing has used it since.
-    unused: bool,
-    /// The call of [`Store::ensure`] that last needed the unit, or ordered it ahead after that.
-    needed_by: u64,
-}
-
-#[derive(Debug)]
-enum State {
-    Absent,
-    Reading(Arc<Ticket>),
-    Resident,
-}
-
 /// Files whose weights are partly in memory.
 #[derive(Debug)]
 pub struct Store {
     backings: Vec<Backing>,
-    units: Vec<Unit>,
+    units: Units,
     cache: Cache,
     /// For pages that several units share: the number of resident units with bytes in the page.
     shared_pages: HashMap<(usize, u64), u32>,
+    /// Pages of forgotten units, before [`Store::release_freed`] returns them.
+    freed: Vec<(usize, Range<u64>)>,
+    /// Memory of evicted units for the next ones. With it, units take no more than the capacity.
+    spare: SparePages,
     reader: Reader,
     stats: StoreStats,
     /// Number of calls of [`Store::ensure`]. Units that the last one needed are not evicted.
@@ -125,9 +110,11 @@ impl Store {
         }
         Ok(Store {
             backings,
-            units: Vec::new(),
+            units: Units::default(),
             cache: Cache::new(0, CachePolicy::default()),
             shared_pages: HashMap::new(),
+            freed: Vec::new(),
+            spare: SparePages::new(),
             reader: Reader::new(depth)?,
             stats: StoreStats::default(),
             n_ensured: 0,
@@ -149,8 +136,9 @@ impl Store {
     /// # Errors
     /// Errors of reading.
     pub fn fill(&self, piece: &Piece) -> Result<()> {
-        let ranges = [(self.backings[piece.file].clone(), pages(&piece.range))];
-        let ticket = self.reader.order(&ranges, false);
+        let backing = self.backings[piece.file].clone();
+        let read = Read { backing, parts: vec![piece.range.clone()] };
+        let ticket = self.reader.order(vec![read], false);
         self.reader.wait(&[Arc::clone(&ticket)], &AtomicBool::new(false))?;
         ticket.error().map_or(Ok(()), Err)
     }
@@ -162,25 +150,49 @@ impl Store {
 
     /// Starts again with up to `capacity` bytes for units. All units are dropped.
     pub fn begin(&mut self, capacity: Bytes, policy: CachePolicy) {
-        (0..self.units.len()).for_each(|unit| self.forget(unit));
+        (0..self.units.all.len()).for_each(|unit| self.forget(unit));
+        self.release_freed();
         self.units.clear();
         self.shared_pages.clear();
+        self.spare.shrink(&self.backings, 0);
         self.cache = Cache::new(capacity.0, policy);
     }
 
     /// Adds an absent unit that a token uses with the given probability.
     pub fn add(&mut self, mut pieces: Vec<Piece>, probability: f64) -> UnitId {
         pieces.sort_by_key(|piece| (piece.file, piece.range.start));
-        let bytes = pieces.iter().map(|piece| pages(&piece.range)).map(|p| p.end - p.start).sum();
-        let state = State::Absent;
-        self.units.push(Unit { pieces, probability, state, unused: false, needed_by: 0 });
-        self.cache.add(bytes, probability)
+        self.add_unit(Place::Pieces(pieces.into()), probability)
+    }
+
+    /// Adds a unit for each of `n` rows: that row of all `matrices`. A token uses row `i` with
+    /// `probability(i)`.
+    ///
+    /// Reads of rows that are close to each other are joined, since a disk takes longer for two
+    /// reads than for one that also has the bytes between them.
+    pub fn add_rows(
+        &mut self,
+        mut matrices: Vec<RowMatrix>,
+        n: usize,
+        probability: &dyn Fn(usize) -> f64,
+    ) -> Range<UnitId> {
+        matrices.sort_by_key(|matrix| (matrix.piece.file, matrix.piece.range.start));
+        let (set, first) = (self.units.add_set(&matrices), self.units.all.len());
+        for row in 0..n {
+            self.add_unit(Place::Row { set, row: row as u32 }, probability(row));
+        }
+        first..first + n
+    }
+
+    fn add_unit(&mut self, place: Place, probability: f64) -> UnitId {
+        self.units.all.push(Unit::new(place, probability));
+        let bytes = self.units.bytes(self.units.all.len() - 1);
+        self.cache.add(bytes.0, probability)
     }
 
     /// The probability with which `unit` was added.
     #[must_use]
     pub fn probability(&self, unit: UnitId) -> f64 {
-        self.units[unit].probability
+        f64::from(self.units.all[unit].probability)
     }
 
     /// Memory of `unit` when it is resident: whole pages.
@@ -219,6 +231,12 @@ impl Store {
         true
     }
 
+    /// Drops `unit` from memory.
+    pub fn evict(&mut self, unit: UnitId) {
+        self.forget(unit);
+        self.release_freed();
+    }
+
     /// Counts a use of `unit` by `n_tokens` tokens.
     pub fn touch(&mut self, unit: UnitId, n_tokens: usize) {
         self.cache.touch(unit, n_tokens);
@@ -238,10 +256,10 @@ impl Store {
         self.n_ensured += 1;
         let mut missing = Vec::new();
         for &unit in units {
-            self.units[unit].needed_by = self.n_ensured;
+            self.units.all[unit].needed_by = self.n_ensured;
             self.stats.needed += Bytes(self.cache.bytes(unit));
-            self.units[unit].unused = false;
-            match &self.units[unit].state {
+            self.units.all[unit].unused = false;
+            match &self.units.all[unit].state {
                 State::Resident => self.stats.hits += 1,
                 State::Reading(_) => self.stats.ahead += 1,
                 State::Absent => {
@@ -250,33 +268,42 @@ impl Store {
                 }
             }
         }
-        let in_file_order = |&unit: &UnitId| {
-            self.units[unit].pieces.first().map(|piece| (piece.file, piece.range.start))
-        };
+        let in_file_order =
+            |&unit: &UnitId| self.units.piece(unit, 0).map(|piece| (piece.file, piece.range.start));
         missing.sort_by_key(in_file_order);
         missing.dedup();
-        for unit in missing {
-            if !self.admit(unit) {
-                let needed = units.iter().map(|&unit| self.unit_bytes(unit)).sum();
-                return Err(Error::Capacity { needed, capacity: self.capacity() });
+        let (rows, others): (Vec<_>, Vec<_>) =
+            missing.into_iter().partition(|&unit| self.units.all[unit].is_row());
+        for unit in others {
+            if !self.admit(&[unit]) {
+                return Err(self.too_small_for(units));
             }
             self.order(unit, false);
         }
+        if !self.admit(&rows) {
+            return Err(self.too_small_for(units));
+        }
+        self.order_rows(&rows);
         self.wait(units, interrupt)
+    }
+
+    fn too_small_for(&self, units: &[UnitId]) -> Error {
+        let needed = units.iter().map(|&unit| self.unit_bytes(unit)).sum();
+        Error::Capacity { needed, capacity: self.capacity() }
     }
 
     /// Orders reads of the absent ones of `units`, as far as there is room beside the units that
     /// the last [`Store::ensure`] needed, without waiting. A wrong guess costs bandwidth alone.
     pub fn look_ahead(&mut self, units: &[UnitId]) {
         for &unit in units {
-            self.units[unit].needed_by = self.n_ensured;
+            self.units.all[unit].needed_by = self.n_ensured;
             if self.cache.is_resident(unit) {
                 continue;
             }
-            if !self.admit(unit) {
+            if !self.admit(&[unit]) {
                 return;
             }
-            self.units[unit].unused = true;
+            self.units.all[unit].unused = true;
             self.order(unit, true);
         }
     }
@@ -286,7 +313,7 @@ impl Store {
     /// # Errors
     /// As [`Store::ensure`].
     pub fn wait(&mut self, units: &[UnitId], interrupt: &AtomicBool) -> Result<()> {
-        let reading = |&unit: &UnitId| match &self.units[unit].state {
+        let reading = |&unit: &UnitId| match &self.units.all[unit].state {
             State::Reading(ticket) => Some(Arc::clone(ticket)),
             State::Absent | State::Resident => None,
         };
@@ -300,47 +327,84 @@ impl Store {
         }
         let mut failed = None;
         for &unit in units {
-            let State::Reading(ticket) = &self.units[unit].state else { continue };
+            let State::Reading(ticket) = &self.units.all[unit].state else { continue };
             match ticket.error() {
-                None => self.units[unit].state = State::Resident,
+                None => self.units.all[unit].state = State::Resident,
                 Some(error) => {
                     self.forget(unit);
                     failed = Some(error);
                 }
             }
         }
+        self.release_freed();
         failed.map_or(Ok(()), Err)
     }
 
-    /// Makes room for `unit` without evicting units in use.
-    fn admit(&mut self, unit: UnitId) -> bool {
-        let (mut evicted, units, now) = (Vec::new(), &self.units, self.n_ensured);
-        let fits = self.cache.admit(unit, |unit| units[unit].needed_by == now, &mut evicted);
+    /// Makes room for `units` without evicting units in use.
+    fn admit(&mut self, units: &[UnitId]) -> bool {
+        let (mut evicted, known, now) = (Vec::new(), &self.units, self.n_ensured);
+        let is_busy = |unit: usize| known.all[unit].needed_by == now;
+        let fits = self.cache.admit(units, is_busy, &mut evicted);
         for unit in evicted {
-            if std::mem::take(&mut self.units[unit].unused) {
+            if std::mem::take(&mut self.units.all[unit].unused) {
                 self.stats.wasted += Bytes(self.cache.bytes(unit));
             }
             self.forget(unit);
         }
+        self.release_freed();
         fits
     }
 
     fn order(&mut self, unit: UnitId, ahead: bool) {
-        let mut ranges = Vec::new();
-        for Piece { file, range } in &self.units[unit].pieces {
-            for page in shared_pages(range) {
-                *self.shared_pages.entry((*file, page)).or_default() += 1;
+        let mut reads = Vec::new();
+        for Piece { file, range } in self.units.pieces(unit) {
+            for page in shared_pages(&range) {
+                *self.shared_pages.entry((file, page)).or_default() += 1;
             }
-            ranges.push((self.backings[*file].clone(), pages(range)));
+            self.stats.reused += self.spare.fill(&self.backings, file, &range);
+            reads.push(Read { backing: self.backings[file].clone(), parts: vec![range] });
         }
+        let room = self.cache.capacity().saturating_sub(self.cache.used());
+        self.spare.shrink(&self.backings, room);
         self.stats.read += Bytes(self.cache.bytes(unit));
-        self.units[unit].state = State::Reading(self.reader.order(&ranges, ahead));
+        self.units.all[unit].state = State::Reading(self.reader.order(reads, ahead));
     }
 
-    /// Makes `unit` absent and returns its pages, except those that other resident units share.
+    /// Orders units that are rows, in joined reads.
+    fn order_rows(&mut self, units: &[UnitId]) {
+        if units.is_empty() {
+            return;
+        }
+        let mut pieces = Vec::with_capacity(units.len());
+        for Piece { file, range } in units.iter().flat_map(|&unit| self.units.pieces(unit)) {
+            for page in shared_pages(&range) {
+                *self.shared_pages.entry((file, page)).or_default() += 1;
+            }
+            pieces.push((file, range));
+        }
+        pieces.sort_unstable_by_key(|(file, range)| (*file, range.start));
+        let mut reads: Vec<(usize, Vec<Range<u64>>)> = Vec::new();
+        for (file, range) in pieces {
+            match reads.last_mut() {
+                Some((same, parts)) if *same == file && joins(parts, &range) => parts.push(range),
+                _ => reads.push((file, vec![range])),
+            }
+        }
+        let reads = reads
+            .into_iter()
+            .map(|(file, parts)| Read { backing: self.backings[file].clone(), parts });
+        let reads: Vec<Read> = reads.collect();
+        self.stats.read += reads.iter().map(Read::bytes).sum();
+        let ticket = self.reader.order(reads, false);
+        for &unit in units {
+            self.units.all[unit].state = State::Reading(Arc::clone(&ticket));
+        }
+    }
+
+    /// Makes `unit` absent. Its memory is spare, except pages that other resident units share.
     fn forget(&mut self, unit: UnitId) {
         self.cache.remove(unit);
-        match std::mem::replace(&mut self.units[unit].state, State::Absent) {
+        match std::mem::replace(&mut self.units.all[unit].state, State::Absent) {
             State::Absent => return,
             State::Resident => {}
             // Decisions do not depend on how fast the disk is, so a unit may be evicted while it is
@@ -351,41 +415,55 @@ impl Store {
                 let _ = self.reader.wait(&tickets, &AtomicBool::new(false));
             }
         }
-        for Piece { file, range } in &self.units[unit].pieces {
-            let mut free = pages(range);
-            for page in shared_pages(range) {
-                let key = (*file, page);
-                let count = self.shared_pages.get_mut(&key).expect("`order` counted the page");
+        let is_row = self.units.all[unit].is_row();
+        for Piece { file, range } in self.units.pieces(unit) {
+            for page in shared_pages(&range) {
+                let count = self.shared_pages.get_mut(&(file, page));
+                let count = count.expect("ordering the unit counted the page");
                 *count -= 1;
-                if *count > 0 {
-                    // The page is the first or the last one of the range.
-                    if page == free.start { free.start += PAGE } else { free.end -= PAGE }
-                } else {
-                    self.shared_pages.remove(&key);
+                if *count == 0 {
+                    self.shared_pages.remove(&(file, page));
+                    self.freed.push((file, page..page + PAGE));
                 }
             }
-            if free.start < free.end {
-                self.backings[*file].region.release(free);
+            if is_row {
+                self.freed.push((file, whole_pages(&range)));
+            } else {
+                self.spare.put(file, &range);
             }
+        }
+    }
+
+    /// Returns the pages of forgotten units to the system, neighbours at once: a call takes longer
+    /// than its pages. Must come before the next order, which may use these pages.
+    fn release_freed(&mut self) {
+        self.freed.sort_unstable_by_key(|(file, pages)| (*file, pages.start));
+        let mut joined: Option<(usize, Range<u64>)> = None;
+        for (file, pages) in self.freed.drain(..) {
+            match &mut joined {
+                Some((same, all)) if *same == file && all.end == pages.start => {
+                    all.end = pages.end;
+                }
+                _ => {
+                    if let Some((file, all)) = joined.replace((file, pages)) {
+                        self.backings[file].region.release(all);
+                    }
+                }
+            }
+        }
+        if let Some((file, all)) = joined {
+            self.backings[file].region.release(all);
         }
     }
 }
 
-/// The whole pages that have bytes of `range`.
-fn pages(range: &Range<u64>) -> Range<u64> {
-    range.start / PAGE * PAGE..range.end.next_multiple_of(PAGE)
+/// Whether a read of `parts` goes on to `next`: one read of both is faster than two.
+fn joins(parts: &[Range<u64>], next: &Range<u64>) -> bool {
+    let (Some(first), Some(last)) = (parts.first(), parts.last()) else { return false };
+    let span = pages(&(first.start..next.end));
+    next.start.saturating_sub(last.end) <= JOINED_GAP && span.end - span.start <= BLOCK
 }
 
-/// The pages of `range` that may have bytes of others: the first and the last, unless they are
-/// whole.
-fn shared_pages(range: &Range<u64>) -> impl Iterator<Item = u64> {
-    let all = pages(range);
-    let first = (all.start < range.start).then_some(all.start);
-    let last = (all.end > range.end).then(|| all.end - PAGE);
-    let one = first == last;
-    first.into_iter().chain(last.filter(|_| !one))
-}
-
-#[cfg(all(test, unix))]
+#[cfg(test)]
 #[path = "store_tests.rs"]
 mod tests;

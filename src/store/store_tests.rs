@@ -1,5 +1,6 @@
 //! Tests of the store on files with random contents and injected faults.
 
+use std::collections::HashSet;
 use std::io;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -26,6 +27,9 @@ struct Faults {
     error: u32,
     short: u32,
     interrupted: u32,
+    /// Where the last read was short. The next one there is not: a page that is read in part each
+    /// time is the end of a shortened file, and an error.
+    cut: HashSet<u64>,
 }
 
 impl TestFile {
@@ -33,7 +37,8 @@ impl TestFile {
         let mut random = StdRng::seed_from_u64(seed);
         // No zeros, so that bytes without memory differ from the file's.
         let bytes = (0..len).map(|_| random.random_range(1..=255)).collect();
-        let faults = Mutex::new(Faults { random, error, short, interrupted });
+        let cut = HashSet::new();
+        let faults = Mutex::new(Faults { random, error, short, interrupted, cut });
         let (changed, n_reads) = (AtomicBool::new(false), AtomicU32::new(0));
         Arc::new(TestFile { bytes, faults, changed, n_reads })
     }
@@ -62,8 +67,10 @@ impl ReadAt for TestFile {
         }
         let rest = &self.bytes[(offset as usize).min(self.bytes.len())..];
         let mut n = rest.len().min(out.len());
-        if dice < faults.error + faults.interrupted + faults.short && n > 0 {
+        let short = dice < faults.error + faults.interrupted + faults.short;
+        if !faults.cut.remove(&offset) && short && n > 0 {
             n = faults.random.random_range(1..=n);
+            faults.cut.insert(offset);
         }
         out[..n].copy_from_slice(&rest[..n]);
         Ok(n)
@@ -85,9 +92,9 @@ fn store(file: &Arc<TestFile>, capacity: u64) -> Store {
 
 /// Whether the memory of a unit has the file's bytes.
 fn is_right(store: &Store, file: &TestFile, unit: UnitId) -> bool {
-    store.units[unit].pieces.iter().all(|piece| {
+    store.units.pieces(unit).all(|piece| {
         let range = piece.range.start as usize..piece.range.end as usize;
-        (*store.bytes(piece)).as_ref() == &file.bytes[range]
+        (*store.bytes(&piece)).as_ref() == &file.bytes[range]
     })
 }
 
@@ -113,10 +120,12 @@ proptest! {
         ends in prop::collection::vec(any::<usize>(), 0..40),
         n_pieces in 1usize..4,
         pages in 8u64..60,
+        max_cuts in 0usize..60,
         steps in prop::collection::vec((any::<usize>(), 1usize..5, any::<usize>()), 1..60),
     ) {
         let file = TestFile::new(len, seed, [0, 10, 10]);
         let mut store = store(&file, pages * PAGE);
+        store.spare = SparePages::with_limit(max_cuts);
         let units = cover(&mut store, len, &ends, n_pieces);
         for (first, n, guess) in steps {
             let mut needed: Vec<UnitId> =
@@ -133,12 +142,123 @@ proptest! {
                 Err(error) => prop_assert!(false, "{error}"),
             }
             store.look_ahead(&[units[guess % units.len()]]);
+            prop_assert!(store.used() + store.spare.bytes() <= store.capacity());
+            store.advance(1);
+        }
+        store.begin(Bytes(0), CachePolicy::default());
+        let all = 0..(len as u64).next_multiple_of(PAGE);
+        let is_new = store.backings[0].region.fill(all, |out| out.iter().all(|&byte| byte == 0));
+        prop_assert!(is_new, "no memory is left");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+    /// Rows of several matrices, any number of them at once, in any order: needed rows have the
+    /// file's bytes, the memory stays within the capacity, and reads are joined.
+    #[test]
+    fn needed_rows_have_the_bytes_of_the_file(
+        seed: u64,
+        n_rows in 1usize..200,
+        row_bytes in prop::collection::vec(1u64..9000, 1..4),
+        gap in 0u64..5000,
+        share in 0.2f64..1.2,
+        steps in prop::collection::vec(prop::collection::vec(any::<usize>(), 0..60), 1..20),
+    ) {
+        let mut end = 0;
+        let matrices: Vec<RowMatrix> = row_bytes.iter().map(|&row_bytes| {
+            let start = end + gap;
+            end = start + row_bytes * n_rows as u64;
+            RowMatrix { piece: Piece { file: 0, range: start..end }, row_bytes }
+        }).collect();
+        let file = TestFile::new(end as usize, seed, [0, 10, 10]);
+        let mut store = store(&file, 0);
+        let rows = store.add_rows(matrices.clone(), n_rows, &|_| 0.0);
+        let all: Bytes = rows.clone().map(|row| store.unit_bytes(row)).sum();
+        let capacity = (all.0 as f64 * share) as u64;
+        store.begin(Bytes(capacity), CachePolicy::default());
+        let rows = store.add_rows(matrices, n_rows, &|_| 0.0);
+        for step in steps {
+            let needed: Vec<UnitId> = step.iter().map(|n| rows.start + n % n_rows).collect();
+            needed.iter().for_each(|&row| store.touch(row, 1));
+            let misses = store.stats().misses;
+            let reads = file.n_reads.load(Ordering::Relaxed);
+            match store.ensure(&needed, &NEVER) {
+                Ok(()) => {
+                    for &row in &needed {
+                        prop_assert!(is_right(&store, &file, row), "row {row}");
+                    }
+                    if store.stats().misses == misses {
+                        prop_assert_eq!(file.n_reads.load(Ordering::Relaxed), reads);
+                    }
+                }
+                Err(Error::Capacity { needed, capacity }) => prop_assert!(needed > capacity),
+                Err(error) => prop_assert!(false, "{error}"),
+            }
             prop_assert!(store.used() <= store.capacity());
             store.advance(1);
         }
         store.begin(Bytes(0), CachePolicy::default());
-        let all = store.bytes(&Piece { file: 0, range: 0..len as u64 });
+        let all = store.bytes(&Piece { file: 0, range: 0..end });
         prop_assert!((*all).as_ref().iter().all(|&byte| byte == 0), "no memory is left");
+    }
+}
+
+#[test]
+fn rows_near_each_other_are_read_at_once() {
+    let file = TestFile::new(4 << 20, 6, [0; 3]);
+    let mut store = store(&file, 16 << 20);
+    let matrix =
+        RowMatrix { piece: Piece { file: 0, range: 100..100 + 2000 * 2000 }, row_bytes: 2000 };
+    let rows = store.add_rows(vec![matrix], 2000, &|_| 0.0);
+    let needed: Vec<UnitId> = [0, 1, 3, 15, 500, 1000, 1010].map(|n| rows.start + n).to_vec();
+    store.ensure(&needed, &NEVER).unwrap();
+    assert!(needed.iter().all(|&row| is_right(&store, &file, row)));
+    assert_eq!(file.n_reads.load(Ordering::Relaxed), 3);
+    // All of them, in reads of at most a megabyte.
+    let all: Vec<UnitId> = rows.collect();
+    store.ensure(&all, &NEVER).unwrap();
+    assert!(all.iter().all(|&row| is_right(&store, &file, row)));
+    assert!(file.n_reads.load(Ordering::Relaxed) < 3 + 12);
+}
+
+#[test]
+fn rows_that_cannot_be_read_are_an_error_and_can_be_repeated() {
+    let file = TestFile::new(40_000, 7, [100, 0, 0]);
+    let mut store = store(&file, 4 << 20);
+    let matrix = RowMatrix { piece: Piece { file: 0, range: 0..40_000 }, row_bytes: 100 };
+    let rows: Vec<UnitId> = store.add_rows(vec![matrix], 400, &|_| 0.0).collect();
+    assert!(matches!(store.ensure(&rows, &NEVER), Err(Error::Read { .. })));
+    assert_eq!(store.used(), Bytes(0));
+    file.faults.lock().unwrap().error = 0;
+    store.ensure(&rows, &NEVER).unwrap();
+    assert!(rows.iter().all(|&row| is_right(&store, &file, row)));
+}
+
+/// Units of several huge pages, and of less than one, in turn.
+#[test]
+#[cfg(target_os = "linux")]
+fn the_memory_of_evicted_units_is_used_again() {
+    let len = 40 << 20;
+    let file = TestFile::new(len, 5, [0, 1, 1]);
+    for max_cuts in [1000, 20, 0] {
+        let mut store = store(&file, 18 << 20);
+        store.spare = SparePages::with_limit(max_cuts);
+        let ends: Vec<usize> = (1..20).map(|n| n * (2 << 20) + n * n * 5000).collect();
+        let units = cover(&mut store, len, &ends, 2);
+        for _ in 0..3 {
+            for &unit in &units {
+                store.ensure(&[unit], &NEVER).unwrap();
+                assert!(is_right(&store, &file, unit), "unit {unit}, {max_cuts} cuts");
+                assert!(store.used() + store.spare.bytes() <= store.capacity());
+            }
+        }
+        let StoreStats { reused, read, .. } = store.stats();
+        match max_cuts {
+            0 => assert_eq!(reused, Bytes(0)),
+            20 => assert!(reused > Bytes(0) && reused < Bytes(read.0 / 2), "{reused} of {read}"),
+            _ => assert!(reused > Bytes(read.0 / 2), "{reused} of {read}"),
+        }
     }
 }
 

@@ -107,8 +107,13 @@ fn run(file: File) -> Result<(), String> {
     let mut sequence = engine.new_sequence();
     let interrupt = AtomicBool::new(false);
     let sink = &mut |_: usize, _: &[f32]| {};
-    let fed = engine.feed(&mut sequence, &[1, 2, 3, 4, 5], LogitsRequest::Last, &interrupt, sink);
-    fed.map_err(|error| error.to_string())?;
+    let ids = [1, 2, 3, 4, 5];
+    let ran = if engine.model().hyper.causal {
+        engine.feed(&mut sequence, &ids, LogitsRequest::Last, &interrupt, sink).map(drop)
+    } else {
+        engine.hidden_states(&mut sequence, &ids, &interrupt, sink)
+    };
+    ran.map_err(|error| error.to_string())?;
     vocab.map(drop)
 }
 

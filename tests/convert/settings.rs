@@ -153,7 +153,7 @@ fn tokenizers_are_refused_with_a_reason() {
         )
     };
     assert!(error_of("{}").contains("model.merges is missing"));
-    assert!(error_of(r#"{"model": {"type": "WordPiece"}}"#).contains("WordPiece"));
+    assert!(error_of(r#"{"model": {"type": "WordLevel"}}"#).contains("WordLevel"));
     assert!(
         error_of(&bpe(r#""vocab": {"a": 99999999999}, "merges": []"#))
             .contains("the id of a token is negative")

@@ -87,8 +87,13 @@ fn no_cache_file_for_small_models_or_if_disabled() {
     place.run_with_cache(&cache, &["--no-mmap"]);
     let (_, notes) = place.run_with_cache(&cache, &["-nr"]);
     assert!(notes.contains("--no-repack: skipping a neuron saves only"), "{notes}");
-    let left: Vec<_> = fs::read_dir(place.folder.path()).unwrap().collect();
-    assert_eq!(left.len(), 1, "only the model: {left:?}");
+    let listed = |folder: &Path| -> Vec<_> {
+        fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name()).collect()
+    };
+    // The usual cache folder is created, and stays empty.
+    let (left, usual) = (listed(place.folder.path()), place.folder.path().join("xdg"));
+    assert_eq!(left.len(), 2, "the model and the cache: {left:?}");
+    assert!(listed(&usual).iter().all(|name| listed(&usual.join(name)).is_empty()));
 }
 
 #[test]

@@ -32,10 +32,10 @@ fn recurrent() -> Vec<Fixture> {
     fixtures().into_iter().filter(is_recurrent).collect()
 }
 
-/// The fixtures with recurrent layers, and those of the family that shares KV caches.
+/// The fixtures with recurrent layers, and those of the families that share KV caches.
 fn mixed() -> Vec<Fixture> {
-    let is_gemma4 = |fixture: &Fixture| fixture.model.spec.name == "gemma4";
-    recurrent().into_iter().chain(fixtures().into_iter().filter(is_gemma4)).collect()
+    let shares = |fixture: &Fixture| ["gemma3n", "gemma4"].contains(&fixture.model.spec.name);
+    recurrent().into_iter().chain(fixtures().into_iter().filter(shares)).collect()
 }
 
 fn engine_of(model: &Arc<Model>, devices: Vec<Device>, placement: Option<Placement>) -> Engine {
@@ -57,7 +57,7 @@ fn placements(model: &Model, n: u64) -> Vec<Placement> {
 
 fn check_mixers_on(backend: &Arc<dyn Backend>) {
     let fixtures = mixed();
-    assert_eq!(fixtures.len(), 17);
+    assert_eq!(fixtures.len(), 20);
     for fixture in fixtures {
         for placement in placements(&fixture.model, 3) {
             let device = Device::new(Arc::clone(backend), DeviceId(1), Bytes::MAX);
@@ -374,6 +374,55 @@ fn hostile_keys_of_rwkv7_are_refused() {
     ChangedModel::new("rwkv7").without("blk.0.channel_mix_lerp_k.weight").fails("lerp_k");
     // The first layer's values have no share of their own.
     assert!(ChangedModel::new("rwkv7").without("blk.0.time_mix_v1.weight").model().is_ok());
+}
+
+#[test]
+fn hostile_keys_of_rwkv6_are_refused() {
+    for (fixture, arch) in [("rwkv6", "rwkv6"), ("qrwkv", "rwkv6qwen2")] {
+        assert!(ChangedModel::new(fixture).model().is_ok());
+        let rwkv = |key: &str, value: u32, says: &str| {
+            ChangedModel::new(fixture).key(&format!("{arch}.{key}"), value).fails(says);
+        };
+        rwkv("wkv.head_size", 0, "is 0");
+        rwkv("wkv.head_size", 7, "a divisor of the embedding size 16");
+        rwkv("token_shift_count", 3, "expected ");
+        rwkv("time_mix_extra_dim", 0, "is 0");
+        rwkv("time_mix_extra_dim", 8, "time_mix_w1.weight");
+        for tensor in ["w1", "w2", "lerp_x", "lerp_w", "decay", "decay_w2", "key", "output"] {
+            let tensor = format!("blk.1.time_mix_{tensor}.weight");
+            let stored = tensor.replace("lerp_w", "lerp_fused");
+            ChangedModel::new(fixture).without(&stored).fails(&tensor);
+        }
+    }
+    for part in ["time_mix_first", "time_mix_ln", "channel_mix_lerp_r", "channel_mix_receptance"] {
+        ChangedModel::new("rwkv6").without(&format!("blk.0.{part}.weight")).fails(part);
+    }
+    for n_kv in [3u32, 4] {
+        let model = ChangedModel::new("qrwkv").key("rwkv6qwen2.attention.head_count_kv", n_kv);
+        model.fails("a divisor of the 2 heads");
+    }
+}
+
+#[test]
+fn hostile_keys_of_gemma3n_are_refused() {
+    assert!(ChangedModel::new("gemma3n").model().is_ok());
+    let gemma = |key: &str, value: u32, says: &str| {
+        ChangedModel::new("gemma3n").key(&format!("gemma3n.{key}"), value).fails(says);
+    };
+    gemma("altup.num_inputs", 3, "expected 4");
+    gemma("altup.active_idx", 1, "expected 0");
+    gemma("embedding_length_per_layer_input", 0, "embedding_length_per_layer_input");
+    gemma("attention.shared_kv_layers", 22, "fewer than the 22 layers");
+    let scales = |list: Vec<f32>, says: &str| {
+        let key = "gemma3n.activation_sparsity_scale";
+        ChangedModel::new("gemma3n").key(key, Array::F32(list)).fails(says);
+    };
+    scales(vec![1.0; 21], "a number for each of the 22 layers");
+    scales(vec![f32::NAN; 22], "NaN");
+    for tensor in ["altup_proj.weight", "altup_unembd_proj.weight", "blk.3.altup_router.weight"] {
+        ChangedModel::new("gemma3n").without(tensor).fails(tensor);
+    }
+    ChangedModel::new("gemma3n").without("blk.1.laurel_r.weight").fails("laurel_r");
 }
 
 #[test]

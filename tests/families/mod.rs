@@ -1,6 +1,6 @@
 //! Every family compared with logits that PyTorch (`scripts/make_family_fixtures`,
 //! `make_expert_fixtures`) or llama.cpp (`scripts/make_recurrent_fixtures`) computed from the same
-//! weights.
+//! weights. Encoders are compared by the hidden states of all tokens.
 
 use std::collections::HashSet;
 use std::fs;
@@ -19,6 +19,7 @@ use thermocline::gguf::{Container, File};
 use thermocline::model::{ArchSpec, Model, ModelOptions, arch};
 use thermocline::placement::Placement;
 
+mod encoders;
 mod layers;
 mod shared_kv;
 
@@ -43,7 +44,8 @@ struct Fixture {
     bound: f32,
 }
 
-/// Context size, token ids, and their logits according to PyTorch or llama.cpp.
+/// Context size, token ids, and their logits according to PyTorch or llama.cpp; in encoders their
+/// hidden states.
 struct Run {
     n_ctx: usize,
     ids: Vec<u32>,
@@ -62,9 +64,10 @@ fn fixtures() -> Vec<Fixture> {
     paths.iter().map(|path| fixture(path)).collect()
 }
 
-/// Name and model of every fixture.
+/// Name and model of every fixture that generates text.
 pub(crate) fn models() -> impl Iterator<Item = (String, Arc<Model>)> {
-    fixtures().into_iter().map(|fixture| (fixture.name, fixture.model))
+    let decoders = fixtures().into_iter().filter(|fixture| fixture.model.hyper.causal);
+    decoders.map(|fixture| (fixture.name, fixture.model))
 }
 
 fn fixture(path: &Path) -> Fixture {
@@ -79,7 +82,8 @@ fn fixture(path: &Path) -> Fixture {
     };
     // The file has the F32 logits of all runs, little-endian, one row per token.
     let logits = fs::read(path.with_extension("logits")).unwrap();
-    let mut rows = logits.chunks_exact(4 * model.n_vocab()).map(|row| {
+    let width = if model.hyper.causal { model.n_vocab() } else { model.hyper.n_embd };
+    let mut rows = logits.chunks_exact(4 * width).map(|row| {
         let values = row.chunks_exact(4).map(|v| f32::from_le_bytes(v.try_into().unwrap()));
         values.collect::<Vec<f32>>()
     });
@@ -219,6 +223,7 @@ fn traits(spec: &ArchSpec) -> Vec<String> {
         [scales.embedding, scales.residual, scales.logits].map(|scale| discriminant(&scale));
     let routing = spec.routing;
     vec![
+        format!("encoder {} {:?}", spec.encoder, spec.rank_activation),
         format!("norm {:?} {}", spec.norm, spec.norm_weights),
         format!("block {:?}", spec.block),
         format!("kv {:?} {} {}", spec.kv, spec.v_norm, spec.keys_as_values),
@@ -242,6 +247,8 @@ fn traits(spec: &ArchSpec) -> Vec<String> {
         format!("weights {} {}", routing.renormalise, routing.scales_input),
         format!("dense {:?} {}", spec.dense_beside, routing.averages),
         format!("limits {:?}, half of RoPE {}", spec.clamp, spec.half_rotary),
+        format!("halves {}, streams {}", spec.halves, spec.altup),
+        format!("cut-off {}", spec.gaussian_cut.is_some()),
         format!("chunks {}, own epsilon {}", spec.chunk.is_some(), spec.post_norm_eps.is_some()),
     ]
 }

@@ -90,6 +90,12 @@ fn logits(engine: &mut Engine, pieces: &[usize]) -> Logits {
 pub(crate) fn logits_of(engine: &mut Engine, ids: &[u32], pieces: &[usize]) -> Logits {
     let mut sequence = engine.new_sequence();
     let mut all = Vec::new();
+    if !engine.model().hyper.causal {
+        let interrupt = AtomicBool::new(false);
+        let sink = &mut |_: usize, row: &[f32]| all.push(row.to_vec());
+        engine.hidden_states(&mut sequence, ids, &interrupt, sink).unwrap();
+        return all;
+    }
     let mut rest = ids;
     let mut sizes = pieces.iter().cycle();
     while !rest.is_empty() {
@@ -167,6 +173,9 @@ fn deal_neurons(model: &Model, devices: &[usize]) -> LayerPlacement {
 
 /// Number of neurons of a block that stay together.
 fn unit_of(model: &Model, ffn: &Ffn) -> usize {
+    if ffn.gaussian_cut.is_some() {
+        return ffn.n_ff();
+    }
     match (model.is_exactly_sparse() || ffn.down_by_neuron, ffn.n_expert()) {
         (true, _) => 1,
         (false, Some(_)) => ffn.n_per_expert(),

@@ -123,7 +123,8 @@ fn run_collects_a_short_profile_and_notes_it_once() {
         ["run", "-m", "m/story.gguf", "-n", "480", "--temp", "0", "--no-perf", "--ignore-eos"];
     let (text, notes) = place.succeed(&[&run[..], &["--no-auto-profile"]].concat());
     assert!(!notes.contains("activation profile"), "{notes}");
-    assert!(!place.path("xdg/thermocline").exists());
+    let cache = fs::read_dir(place.path("xdg/thermocline")).unwrap();
+    assert_eq!(cache.count(), 0, "no profile is kept");
     let (same, notes) = place.succeed(&run);
     assert_eq!(text, same);
     assert_eq!(notes.matches("disable with --no-auto-profile").count(), 1, "{notes}");

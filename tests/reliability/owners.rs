@@ -22,6 +22,14 @@ fn run(folder: &Folder, more: &[&str]) -> (Option<i32>, String) {
 }
 
 #[test]
+fn the_cache_folder_is_made_for_its_user_alone() {
+    let folder = Folder::new();
+    assert_eq!(run(&folder, &[]).0, Some(0));
+    let mode = fs::metadata(folder.path("xdg/thermocline")).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o700);
+}
+
+#[test]
 fn a_side_file_of_another_user_is_refused() {
     if !may_chown() {
         return;

@@ -129,6 +129,7 @@ fn with_short_windows(model: Arc<Model>) -> Arc<Model> {
             attention.sizes.window = attention.sizes.window.map(|window| match window {
                 Window::Sliding(n) => Window::Sliding(n.min(WINDOW)),
                 Window::Chunk(n) => Window::Chunk(n.min(WINDOW)),
+                Window::Around(n) => Window::Around(n.min(WINDOW)),
             });
         }
     }

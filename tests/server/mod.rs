@@ -4,6 +4,7 @@ mod anthropic;
 mod chat;
 mod client;
 mod completions;
+mod encoders;
 mod http;
 mod infill;
 mod listen;

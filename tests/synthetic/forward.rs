@@ -188,7 +188,7 @@ pub(crate) fn run(model: &Model, ids: &[u32], threshold: Option<f32>) -> Measure
             x.iter_mut().zip(y).for_each(|(x, y)| *x += y);
         }
     }
-    let output = Matrix::new(&model.output);
+    let output = Matrix::new(model.output.as_ref().unwrap());
     let all: Vec<Vec<f32>> = stream
         .iter()
         .map(|x| output.times(&normalise(x, &model.output_norm.w, hyper.eps)))

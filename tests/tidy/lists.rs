@@ -77,6 +77,7 @@ pub(crate) const UNSAFE: &[(&str, &str)] = &[
     ("backends/cpu/src/thread_pool.rs", "workers borrow a job"),
     ("backends/cpu/src/program.rs", "creates the tensor views of a program"),
     ("backends/fakes/", "calls functions of the fake drivers"),
+    ("backends/ptx/", "kernels access memory by address"),
     ("backends/simt/src/driver.rs", "declares driver calls and their requirements"),
     ("backends/simt/src/native/", "calls a driver and owns its handles"),
     ("backends/cuda/src/library.rs", "functions of CUDA's driver"),

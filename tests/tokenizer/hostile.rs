@@ -80,6 +80,9 @@ fn any_vocab() -> impl Strategy<Value = Vocab> {
                 add_eos: flags.1,
                 add_space_prefix: flags.2,
                 remove_extra_whitespaces: flags.3,
+                add_sep: flags.0,
+                lowercase: flags.1,
+                strip_accents: flags.2,
                 charsmap: charsmap.clone(),
                 name: "phi-3".into(),
             })

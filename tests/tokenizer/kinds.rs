@@ -183,3 +183,40 @@ fn an_expanding_charsmap_is_stopped() {
     let error = tokenizer.encode(&"a".repeat(1000), false, false).expect_err("too much");
     assert!(matches!(error, Error::TooLong { .. }), "{error}");
 }
+
+fn bert() -> Vocab {
+    let all = [
+        "<pad>", "<unk>", "<cls>", "<sep>", "▁the", "▁un", "want", "ed", "▁!", "▁中", "▁文",
+        "▁cafe", "▁$", "▁a", "▁The", "ñ",
+    ];
+    let ids = SpecialIds { bos: Some(2), sep: Some(3), unk: Some(1), ..SpecialIds::default() };
+    Vocab {
+        model: "bert".into(),
+        tokens: tokens(&all),
+        types: types(&all, &[]),
+        ids,
+        ..Vocab::default()
+    }
+}
+
+#[test]
+fn bert_writes_words_with_the_longest_tokens() {
+    let tokenizer = Tokenizer::new(bert()).expect("good");
+    let encode = |text| tokenizer.encode(text, true, true).expect("encodable");
+    assert_eq!(encode("The unwanted!"), [2, 4, 5, 6, 7, 8, 3]);
+    // Chinese characters and symbols of ASCII are words; accents and control characters vanish.
+    assert_eq!(encode("中文 café\u{200d}$"), [2, 9, 10, 11, 12, 3]);
+    // A word that the tokens cannot write becomes one token.
+    assert_eq!(encode("thethe wanted a"), [2, 1, 1, 13, 3]);
+    assert_eq!(encode(""), [2, 3]);
+    assert_eq!(tokenizer.encode("a", false, true).unwrap(), [13]);
+    assert!(tokenizer.adds_bos() && tokenizer.adds_sep() && !tokenizer.adds_eos());
+    let cased = Tokenizer::new(Vocab { lowercase: Some(false), ..bert() }).expect("good");
+    assert_eq!(cased.encode("The the añ", false, true).unwrap(), [14, 4, 13, 15]);
+    let accents = Vocab { strip_accents: Some(false), ..bert() };
+    let accents = Tokenizer::new(accents).expect("good");
+    assert_eq!(accents.encode("AÑ", false, true).unwrap(), [13, 15]);
+    let ids = SpecialIds { unk: None, ..bert().ids };
+    let missing = Tokenizer::new(Vocab { ids, ..bert() }).expect_err("no unknown token");
+    assert!(missing.to_string().contains("unknown_token_id"), "{missing}");
+}

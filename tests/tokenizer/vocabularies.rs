@@ -33,7 +33,7 @@ fn refusal(mut vocab: Vocab, change: impl FnOnce(&mut Vocab)) -> String {
 #[test]
 fn a_bad_vocabulary_is_refused_by_key() {
     let cases = [
-        (refusal(tiny(), |v| v.model = "bert".into()), "supported: llama, gpt2, gemma4, t5"),
+        (refusal(tiny(), |v| v.model = "whitespace".into()), "supported: llama, gpt2, gemma4, t5"),
         (refusal(tiny(), |v| v.tokens.clear()), "tokenizer.ggml.tokens"),
         (refusal(tiny(), |v| v.scores = vec![0.0; 7]), "tokenizer.ggml.scores has 7 entries for 8"),
         (refusal(tiny(), |v| v.types = vec![TokenType::Normal; 9]), "tokenizer.ggml.token_type"),

@@ -12,7 +12,7 @@
 //! Every case draws its data from a seed derived from its name, poisons outputs with NaN, places
 //! guard rows around them, and runs twice to compare the bits. The oracle is a simulated device
 //! without delays; it computes the expected values with the f64 sums of `cpu::reference`.
-//! `tests/by_hand.rs` compares the oracle with values computed by hand.
+//! `tests/by_hand/` compares the oracle with values computed by hand.
 //!
 //! The suite deliberately has no timings, no tolerances that a backend could set, and no cases that
 //! depend on a backend's internals.

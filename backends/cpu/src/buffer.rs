@@ -33,6 +33,7 @@ pub(crate) struct HostBuffer {
     start: NonNull<u8>,
     len: usize,
     owner: Owner,
+    #[cfg_attr(not(unix), expect(dead_code, reason = "only Unix systems lock memory"))]
     locked: bool,
 }
 

@@ -195,16 +195,62 @@ int wait(Event& event);
 int elapsed(float* milliseconds, Event& from, Event& to);
 int wait_in(Stream& stream, Event& event);
 
+/// What an executor writes about a failure.
+struct Text {
+    char bytes[1024];
+};
+/// An allocation that a kernel may access.
+struct Range {
+    uint64_t at, len;
+};
+struct Geometry {
+    shim::Index grid, block;
+    /// Bytes of dynamic shared memory.
+    uint64_t shared;
+    uint64_t seed;
+};
+struct Arguments {
+    Geometry geometry;
+    /// 8 bytes for each parameter.
+    const uint64_t* values;
+    uint64_t n_values;
+    const Range* ranges;
+    uint64_t n_ranges;
+};
+/// Runs kernels instead of the shim (`fake_set_executor`): `Table` in src/executor.rs.
+struct Executor {
+    /// A number for the module, or 0.
+    uint64_t (*load)(int device, const char* image, Text* log);
+    void (*unload)(uint64_t module);
+    /// Writes the sizes of a kernel's parameters, at most 64; returns their number, negative without such a kernel.
+    int (*parameters)(uint64_t module, const char* name, uint32_t* sizes);
+    /// A code.
+    int (*launch)(uint64_t module, const char* name, const Arguments* arguments, Text* fault);
+};
+/// Null while the shim runs kernels.
+const Executor* executor();
+/// All live allocations, in the order of their addresses.
+std::vector<Range> live_ranges();
+
 struct Module {
     Device& device;
     std::string unit;
     /// Guards `functions`.
     std::mutex mutex;
     std::map<std::string, std::unique_ptr<struct Function>> functions;
+    /// The executor's number, or 0.
+    uint64_t executed = 0;
+
+    ~Module();
 };
 struct Function {
     Device& device;
+    /// Null if the executor runs it.
     const shim::Kernel* kernel;
+    uint64_t executed = 0;
+    std::string name;
+    /// Size of each parameter in bytes.
+    std::vector<uint32_t> sizes;
 };
 /// Loads a module from an image, which is text whose first line is `// unit NAME`.
 int load(Device& device, const char* image, Module** module, std::string* log);

@@ -133,6 +133,13 @@ Allocation find_allocation(uintptr_t at) {
     return at - before.at < before.len ? before : Allocation{};
 }
 
+std::vector<Range> live_ranges() {
+    std::lock_guard<std::mutex> lock(memory().mutex);
+    std::vector<Range> ranges;
+    for (const auto& [at, allocation] : memory().live) ranges.push_back({at, allocation.len});
+    return ranges;
+}
+
 bool is_live(uintptr_t at, size_t len) {
     const Allocation found = find_allocation(at);
     return found.len > 0 && len <= found.len - (at - found.at);

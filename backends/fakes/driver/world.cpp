@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <atomic>
 #include <sstream>
 
 namespace fake {
@@ -133,6 +134,12 @@ uint64_t World::count(int ordinal, const std::string& what) {
     return UINT64_MAX;
 }
 
+namespace {
+std::atomic<const Executor*> chosen_executor{nullptr};
+} // namespace
+
+const Executor* executor() { return chosen_executor.load(); }
+
 int load(Device& device, const char* image, Module** module, std::string* log) {
     const char* start = "// unit ";
     if (image == nullptr || strncmp(image, start, strlen(start)) != 0) {
@@ -141,23 +148,44 @@ int load(Device& device, const char* image, Module** module, std::string* log) {
     }
     const char* name = image + strlen(start);
     const std::string unit(name, strcspn(name, "\r\n"));
+    if (executor() != nullptr) {
+        Text text = {};
+        const uint64_t number = executor()->load(device.ordinal, image, &text);
+        *log = text.bytes;
+        if (number == 0) return INVALID_IMAGE;
+        *module = new Module{device, unit, {}, {}, number};
+        return SUCCESS;
+    }
     bool known = false;
     for (const shim::Kernel* k = shim::kernels(); k != nullptr; k = k->next) known = known || unit == k->unit;
     if (!known) {
         *log = "FAKE: no kernels of unit " + unit + " were compiled for the CPU";
         return INVALID_IMAGE;
     }
-    *module = new Module{device, unit, {}, {}};
+    *module = new Module{device, unit, {}, {}, 0};
     return SUCCESS;
 }
 
+Module::~Module() {
+    if (executed != 0) executor()->unload(executed);
+}
+
 int function(Module& module, const char* name, Function** out) {
-    const shim::Kernel* kernel = shim::find(module.unit.c_str(), name);
-    if (kernel == nullptr) return NOT_FOUND;
+    Function made{module.device, nullptr, module.executed, name, {}};
+    if (module.executed != 0) {
+        uint32_t sizes[64];
+        const int n = executor()->parameters(module.executed, name, sizes);
+        if (n < 0) return NOT_FOUND;
+        made.sizes.assign(sizes, sizes + n);
+    } else {
+        made.kernel = shim::find(module.unit.c_str(), name);
+        if (made.kernel == nullptr) return NOT_FOUND;
+        for (const char* kind = made.kernel->kinds; *kind != 0; kind++) made.sizes.push_back(uint32_t(shim::size_of(*kind)));
+    }
     std::lock_guard<std::mutex> lock(module.mutex);
     auto& slot = module.functions[name];
     if (!slot) {
-        slot.reset(new Function{module.device, kernel});
+        slot.reset(new Function(made));
         add_handle(Type::Function, slot.get());
     }
     *out = slot.get();
@@ -207,6 +235,11 @@ extern "C" {
 /// For tests: applies settings (`World::configure`); 0 if all keys and values are valid.
 __attribute__((visibility("default"))) int fake_configure(const char* text) {
     return fake::world().configure(text) ? 0 : 1;
+}
+
+/// For tests: from now on, modules are loaded and run by `executor`, which lives as long as the process.
+__attribute__((visibility("default"))) void fake_set_executor(const fake::Executor* executor) {
+    fake::chosen_executor = executor;
 }
 
 /// For tests: a counter of a device.

@@ -13,6 +13,7 @@
 
 #![allow(unsafe_code, reason = "calls functions of the fake driver library")]
 
+mod executor;
 pub mod suite;
 
 use std::ffi::{CString, c_char, c_int};
@@ -20,6 +21,8 @@ use std::path::{Path, PathBuf};
 use std::{fmt, fs, io};
 
 use libloading::Library;
+
+pub use executor::{Executor, Geometry, LaunchFault, Range};
 
 /// A vendor whose driver is faked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,6 +81,7 @@ type Count = unsafe extern "C" fn(c_int, *const c_char) -> u64;
 pub struct Fake {
     configure: Configure,
     count: Count,
+    set_executor: executor::SetExecutor,
     /// Never unloaded, because its devices are threads that run its code.
     _library: std::mem::ManuallyDrop<Library>,
 }
@@ -103,11 +107,20 @@ impl Fake {
         // SAFETY: this is our own library, whose initialiser only reads an environment variable.
         let library = unsafe { Library::new(&path) }.map_err(fail)?;
         // SAFETY: the types match the functions in `driver/world.cpp`.
-        let (configure, count) = unsafe {
+        let (configure, count, set_executor) = unsafe {
             let configure = *library.get::<Configure>("fake_configure").map_err(fail)?;
-            (configure, *library.get::<Count>("fake_count").map_err(fail)?)
+            let count = *library.get::<Count>("fake_count").map_err(fail)?;
+            let set = *library.get::<executor::SetExecutor>("fake_set_executor").map_err(fail)?;
+            (configure, count, set)
         };
-        Ok(Fake { configure, count, _library: std::mem::ManuallyDrop::new(library) })
+        let library = std::mem::ManuallyDrop::new(library);
+        Ok(Fake { configure, count, set_executor, _library: library })
+    }
+
+    /// From now on, modules of this process are loaded and run by `executor`, not by the kernels
+    /// compiled for the CPU. A later call has no effect.
+    pub fn set_executor(&self, executor: &'static dyn Executor) {
+        executor::set(self.set_executor, executor);
     }
 
     /// Applies settings, separated by blanks: `key=value` for all devices, `1:key=value` for

@@ -1,6 +1,9 @@
 //! The batch of a step, on the host and on the device: its tokens, their positions and their
 //! KV-cache rows.
 
+use std::ops::Range;
+
+use crate::op::Window;
 use crate::{Error, Result};
 
 /// Tokens per block of the paged key-value cache.
@@ -239,6 +242,20 @@ impl<'a> BatchView<'a> {
     #[must_use]
     pub fn outputs(&self) -> &'a [u32] {
         self.section(4)
+    }
+
+    /// Number of filled positions of each sequence after this step.
+    #[must_use]
+    pub fn lens(&self) -> &'a [u32] {
+        let start = HEADER + 5 * self.shape.max_tokens;
+        &self.words[start..start + self.shape.max_seqs]
+    }
+
+    /// The positions that token `t` attends to.
+    #[must_use]
+    pub fn visible_positions(&self, t: usize, window: Option<Window>) -> Range<usize> {
+        let len = self.lens()[self.seqs()[t] as usize] as usize;
+        Window::positions(window, self.positions()[t] as usize, len)
     }
 
     /// Cache row of position `pos` of sequence `seq`.

@@ -1,14 +1,12 @@
 //! The cache of compiled kernels in a folder.
 
 use std::fs;
+use std::hash::{BuildHasher, RandomState};
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
 /// First bytes of a cache file; changes with its format.
 const MAGIC: &[u8; 8] = b"tclhip01";
-
-/// Maximum number of names to try for a temporary file.
-const MAX_ATTEMPTS: usize = 1000;
 
 /// Location of the cached code of a unit.
 #[derive(Clone, Debug)]
@@ -63,17 +61,9 @@ impl CachedCode {
     /// Creates a temporary file that no other device or process writes: several may compile the
     /// same unit at once.
     fn create_temporary(&self, folder: &Path) -> io::Result<(fs::File, PathBuf)> {
-        let mut n = 0;
-        loop {
-            let temporary =
-                folder.join(format!("{:016x}.{}-{n}.part", self.key, std::process::id()));
-            match fs::File::create_new(&temporary) {
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists && n < MAX_ATTEMPTS => {
-                    n += 1
-                }
-                file => return Ok((file?, temporary)),
-            }
-        }
+        let random = RandomState::new().hash_one(self.key);
+        let temporary = folder.join(format!("{:016x}.{random:016x}.part", self.key));
+        Ok((fs::File::create_new(&temporary)?, temporary))
     }
 }
 

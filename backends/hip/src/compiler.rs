@@ -4,7 +4,7 @@
 
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::ptr;
-use std::sync::{Arc, Mutex};
+use std::sync::Mutex;
 
 use hal::{Error, Result};
 use libloading::Library;
@@ -27,8 +27,11 @@ type GetSize = unsafe extern "C" fn(Raw, *mut usize) -> c_int;
 /// Reads bytes: program, destination.
 type GetBytes = unsafe extern "C" fn(Raw, *mut c_char) -> c_int;
 
-/// The compiler. A lock makes its users compile one kernel after the other, since not all versions
-/// of the compiler are thread-safe.
+/// Held while a kernel is compiled: not all versions of the compiler are thread-safe, whatever
+/// device they compile for (5.2 crashes).
+static COMPILING: Mutex<()> = Mutex::new(());
+
+/// The compiler.
 #[derive(Debug)]
 pub(crate) struct Compiler {
     version: Function<unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int>,
@@ -40,7 +43,6 @@ pub(crate) struct Compiler {
     code: Function<GetBytes>,
     destroy: Function<unsafe extern "C" fn(*mut Raw) -> c_int>,
     text: Function<unsafe extern "C" fn(c_int) -> *const c_char>,
-    lock: Arc<Mutex<()>>,
 }
 
 impl Compiler {
@@ -48,10 +50,7 @@ impl Compiler {
     ///
     /// # Errors
     /// [`LibraryError::Function`].
-    pub(crate) fn find(
-        library: &'static Library,
-        lock: &Arc<Mutex<()>>,
-    ) -> std::result::Result<Compiler, LibraryError> {
+    pub(crate) fn find(library: &'static Library) -> std::result::Result<Compiler, LibraryError> {
         // SAFETY: the types are those of `hiprtc.h`, which are the same in all versions.
         unsafe {
             Ok(Compiler {
@@ -64,7 +63,6 @@ impl Compiler {
                 code: Function::find(library, "hiprtcGetCode")?,
                 destroy: Function::find(library, "hiprtcDestroyProgram")?,
                 text: Function::find(library, "hiprtcGetErrorString")?,
-                lock: Arc::clone(lock),
             })
         }
     }
@@ -94,7 +92,7 @@ impl Compiler {
             options.iter().map(|option| text(option)).collect::<Result<_>>()?;
         let options: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
         // The lock protects no data, so a panic in an earlier compilation does not matter.
-        let _guard = self.lock.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let _guard = COMPILING.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let mut program = Program { raw: ptr::null_mut(), destroy: self.destroy };
         let check = |call: &str, code: c_int| match code {
             0 => Ok(()),
@@ -167,5 +165,59 @@ impl Drop for Program {
             // SAFETY: the program was created, and no other reference to it is left.
             let _ = unsafe { (self.destroy.call)(&raw mut self.raw) };
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sources::expand;
+    use crate::sources::tests::unit_names;
+    use crate::vendor::flags;
+
+    /// The oldest compiler that is supported, that of ROCm 5 as Debian 12 and Ubuntu 24.04 package
+    /// it: its clang lacks what later versions have.
+    fn oldest() -> Option<Compiler> {
+        // SAFETY: loading the library runs its code; the library of this name is ROCm's.
+        let file = unsafe { Library::new("libamdhip64.so.5") };
+        let Ok(file) = file else {
+            eprintln!(
+                "skipped: this machine has no libamdhip64.so.5 (Debian 12: apt-get install libamdhip64-5)"
+            );
+            return None;
+        };
+        let file = Box::leak(Box::new(file));
+        Some(Compiler::find(file).expect("ROCm 5 has the compiler in HIP's library"))
+    }
+
+    /// Architectures that the compiler's device libraries know. For another one, version 5.2
+    /// crashes.
+    const ARCHS: [&str; 4] = ["gfx1030", "gfx90a", "gfx908", "gfx906"];
+
+    fn compile(units: &[String], archs: &[&str]) {
+        let Some(compiler) = oldest() else { return };
+        for arch in archs {
+            for unit in units {
+                let source = expand(unit).expect("the unit exists");
+                let mut options = vec![format!("--offload-arch={arch}")];
+                options.extend(flags().map(str::to_owned));
+                options.extend_from_slice(&source.options);
+                let code = compiler.compile(&source, &options);
+                let code = code.unwrap_or_else(|error| panic!("{arch}: {error}"));
+                assert!(code.len() > 1000, "{unit} for {arch} has {} bytes of code", code.len());
+            }
+        }
+    }
+
+    #[test]
+    fn the_oldest_compiler_takes_the_dialect() {
+        let units = ["probe", "norm", "attention.f16", "matmul_few.q4_0"].map(str::to_owned);
+        compile(&units, &ARCHS[..1]);
+    }
+
+    #[test]
+    #[ignore = "takes minutes; scripts/check_fakes runs it"]
+    fn the_oldest_compiler_takes_every_unit() {
+        compile(&unit_names(), &ARCHS);
     }
 }

@@ -5,12 +5,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 use hal::{Bytes, DeviceKind};
-use hip_sys::hiprt::hipDeviceAttribute_t as Attribute;
 use simt::native::Native;
 use simt::{
     Facts, FoundDevice, LibraryError, Options, SimtBackend, normalise_pci_slot, sort_and_name,
 };
 
+use crate::abi::Attribute;
 use crate::embedded::{EMBEDDED, EmbeddedUnit, has_arch, strip_target_features};
 use crate::library::Library;
 use crate::vendor::Hip;
@@ -107,7 +107,7 @@ fn try_open(
     let facts = facts(&library, found, &arch)?;
     let (calls, folder) = (library.calls.clone(), folder.map(Path::to_owned));
     // This query needs ROCm 5.4 or newer.
-    let clock = library.attribute(Attribute::hipDeviceAttributeWallClockRate, device).ok();
+    let clock = library.attribute(Attribute::WallClockRate, device).ok();
     let clock = clock.filter(|khz| *khz > 0);
     let version = library.runtime_version()?;
     let vendor = Hip { library, device, arch, compiler, embedded, version, clock, folder };
@@ -145,8 +145,8 @@ fn describe(library: &Library, ordinal: c_int) -> Result<FoundDevice, LibraryErr
 /// Number of compute units. On cards whose compute units form pairs, one attribute counts the pairs
 /// and another, which not every version of HIP has, counts the units; the larger number is used.
 fn n_units(query: &dyn Fn(Attribute) -> Result<u32, LibraryError>) -> Result<u32, LibraryError> {
-    let physical = query(Attribute::hipDeviceAttributePhysicalMultiProcessorCount).unwrap_or(0);
-    Ok(physical.max(query(Attribute::hipDeviceAttributeMultiprocessorCount)?).max(1))
+    let physical = query(Attribute::PhysicalMultiProcessorCount).unwrap_or(0);
+    Ok(physical.max(query(Attribute::MultiprocessorCount)?).max(1))
 }
 
 /// Whether kernels may use matrix instructions: the architectures for which `HAS_MMA` in
@@ -159,18 +159,18 @@ fn has_matrix_units(arch: &str) -> bool {
 
 fn facts(library: &Library, found: &FoundDevice, arch: &str) -> Result<Facts, LibraryError> {
     let query = |which| library.attribute(which, found.ordinal).map(|value| value.max(0) as u32);
-    let integrated = query(Attribute::hipDeviceAttributeIntegrated)? != 0;
+    let integrated = query(Attribute::Integrated)? != 0;
     Ok(Facts {
         name: found.name.clone(),
         description: found.description.clone(),
         kind: if integrated { DeviceKind::Integrated } else { DeviceKind::Discrete },
         total: found.memory,
-        wave: query(Attribute::hipDeviceAttributeWarpSize)?,
+        wave: query(Attribute::WarpSize)?,
         n_units: n_units(&query)?,
-        shared: query(Attribute::hipDeviceAttributeMaxSharedMemoryPerBlock)?,
+        shared: query(Attribute::MaxSharedMemoryPerBlock)?,
         mma: has_matrix_units(arch),
         mma_floats: false,
-        watchdog: query(Attribute::hipDeviceAttributeKernelExecTimeout)? != 0,
+        watchdog: query(Attribute::KernelExecTimeout)? != 0,
     })
 }
 

@@ -3,12 +3,13 @@
 //!
 //! Kernels are embedded as source. ROCm's own compiler compiles them on first use, and the result
 //! is cached in a folder. A build can also embed compiled kernels for some architectures
-//! (`build.rs`). Types and constants come from `hip-sys`. Its functions are not called: they would
-//! be linked, they return Rust enums, which have undefined behaviour for codes of a newer ROCm, and
-//! its `hipDeviceProp_t` is that of ROCm 5.
+//! (`build.rs`). Constants of HIP's headers are in `abi`, which a test compares with `hip-sys`. Its
+//! functions are not called: they would be linked, and they return Rust enums, which have undefined
+//! behaviour for codes of a newer ROCm.
 
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
+mod abi;
 mod code_cache;
 mod compiler;
 mod devices;

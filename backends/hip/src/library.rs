@@ -3,14 +3,12 @@
 #![allow(unsafe_code, reason = "functions of a C library")]
 
 use std::ffi::{CStr, c_char, c_int, c_uint};
-use std::mem::offset_of;
-use std::sync::{Arc, Mutex};
 
-use hip_sys::hiprt;
 use libloading::Library as File;
 use simt::native::{Calls, Function, GraphCalls};
 use simt::{LibraryError, Outcome};
 
+use crate::abi::{ARCH, ARCH_BEFORE_6, Attribute, INVALID_DEVICE, NO_DEVICE};
 use crate::compiler::Compiler;
 
 /// Reads text about a device: destination, its size, device.
@@ -31,10 +29,10 @@ const VERSIONS: [&str; 4] = [".7", ".6", ".5", ""];
 #[repr(C, align(16))]
 struct Properties([u8; 8 << 10]);
 
-/// Byte offset of the architecture's name in the properties: up to ROCm 5, and from ROCm 6 on
-/// (`hipDeviceProp_tR0600`).
-const ARCH_BEFORE_6: usize = offset_of!(hiprt::hipDeviceProp_t, gcnArchName);
-const ARCH: usize = 1160;
+/// The architecture's name is in the buffer.
+const _: () = assert!(
+    ARCH_BEFORE_6 + 256 <= size_of::<Properties>() && ARCH + 256 <= size_of::<Properties>()
+);
 
 /// The initialised HIP library.
 #[derive(Clone, Debug)]
@@ -53,7 +51,6 @@ pub(crate) struct Library {
     error_name: Function<GetErrorString>,
     error_text: Function<GetErrorString>,
     pub(crate) calls: Calls,
-    compiler_lock: Arc<Mutex<()>>,
 }
 
 /// Loads the newest version in the first folder that has one; returns it with the version's suffix.
@@ -95,7 +92,6 @@ impl Library {
             error_name: find(file, "hipGetErrorName")?,
             error_text: find(file, "hipGetErrorString")?,
             calls: calls(file)?,
-            compiler_lock: Arc::default(),
         };
         // SAFETY: the flags must be 0.
         let code = unsafe { (init.call)(0) };
@@ -109,17 +105,17 @@ impl Library {
     /// # Errors
     /// [`LibraryError::Library`], [`LibraryError::Function`].
     pub(crate) fn compiler(&self) -> Result<Compiler, LibraryError> {
-        let find = |file| Compiler::find(file, &self.compiler_lock);
-        let matching = open("libhiprtc", &[self.suffix]).map(|(file, _)| find(file));
+        let matching = open("libhiprtc", &[self.suffix]);
+        let matching = matching.map(|(file, _)| Compiler::find(file));
         if let Some(Ok(compiler)) = matching {
             return Ok(compiler);
         }
-        if let Ok(compiler) = find(self.file) {
+        if let Ok(compiler) = Compiler::find(self.file) {
             return Ok(compiler);
         }
         let (file, _) =
             open("libhiprtc", &VERSIONS).ok_or(LibraryError::Library { name: "libhiprtc.so" })?;
-        find(file)
+        Compiler::find(file)
     }
 
     /// The version of HIP, 50221153 for 5.2.
@@ -162,16 +158,14 @@ impl Library {
         // SAFETY: the buffer is several times as large as any version's structure.
         let code = unsafe { (query.call)(&raw mut *properties, device) };
         self.check(query, code)?;
-        let name = &properties.0[*at..*at + 256];
-        let end = name.iter().position(|byte| *byte == 0).unwrap_or(name.len());
-        Ok(String::from_utf8_lossy(&name[..end]).trim().to_owned())
+        find_arch(&properties.0, *at).ok_or_else(|| LibraryError::Driver {
+            call: query.name,
+            code: 0,
+            text: "the properties contain no architecture (gfx...)".to_owned(),
+        })
     }
 
-    pub(crate) fn attribute(
-        &self,
-        which: hiprt::hipDeviceAttribute_t,
-        device: c_int,
-    ) -> Result<c_int, LibraryError> {
+    pub(crate) fn attribute(&self, which: Attribute, device: c_int) -> Result<c_int, LibraryError> {
         let mut value = 0;
         // SAFETY: the driver writes the value, and only before it returns.
         let code = unsafe { (self.attribute.call)(&raw mut value, which as c_int, device) };
@@ -210,13 +204,25 @@ impl Library {
 
     /// [`Library::check`] for calls that fail if the machine has no device.
     fn check_devices<F>(&self, call: &Function<F>, code: c_int) -> Result<(), LibraryError> {
-        use hiprt::hipError_t::{hipErrorInvalidDevice, hipErrorNoDevice};
         match code {
-            code if code == hipErrorNoDevice as c_int => Err(LibraryError::Device),
-            code if code == hipErrorInvalidDevice as c_int => Err(LibraryError::Device),
+            NO_DEVICE | INVALID_DEVICE => Err(LibraryError::Device),
             code => self.check(call, code),
         }
     }
+}
+
+/// The name of the architecture in a device's properties: at `expected`, or else the first text
+/// that looks like one.
+fn find_arch(properties: &[u8], expected: usize) -> Option<String> {
+    const MARK: &[u8] = b"gfx";
+    let text_at = |at: usize| {
+        let name = properties.get(at..)?.split(|byte| *byte == 0).next()?;
+        let digits = name.strip_prefix(MARK)?.split(|byte| *byte == b':').next()?;
+        let is_arch = (3..=5).contains(&digits.len()) && digits.iter().all(u8::is_ascii_hexdigit);
+        is_arch.then(|| String::from_utf8_lossy(name).trim().to_owned())
+    };
+    let starts = properties.windows(MARK.len()).enumerate().filter(|(_, bytes)| *bytes == MARK);
+    text_at(expected).or_else(|| starts.map(|(at, _)| at).find_map(text_at))
 }
 
 fn find<F: Copy>(file: &'static File, name: &'static str) -> Result<Function<F>, LibraryError> {
@@ -273,10 +279,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn arch_offsets_match_rocm_5_and_fit_the_buffer() {
-        assert_eq!(ARCH_BEFORE_6, 396);
-        assert!(
-            ARCH_BEFORE_6 + 256 <= size_of::<Properties>() && ARCH + 256 <= size_of::<Properties>()
-        );
+    fn the_architecture_is_found_wherever_the_properties_have_it() {
+        let mut properties = vec![0xff_u8; 2000];
+        assert_eq!(find_arch(&properties, 1160), None);
+        properties[700..708].copy_from_slice(b"Xgfx9\0\0\0");
+        assert_eq!(find_arch(&properties, 1160), None, "too short for a name");
+        properties[1500..1523].copy_from_slice(b"gfx90a:sramecc+:xnack-\0");
+        assert_eq!(find_arch(&properties, 1160).as_deref(), Some("gfx90a:sramecc+:xnack-"));
+        properties[1160..1168].copy_from_slice(b"gfx1100\0");
+        assert_eq!(find_arch(&properties, 1160).as_deref(), Some("gfx1100"));
+        assert_eq!(find_arch(&properties, usize::MAX).as_deref(), Some("gfx1100"));
     }
 }

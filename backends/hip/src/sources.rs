@@ -75,8 +75,36 @@ fn include<'a>(
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
+    use hal::format::Format;
+
     use super::*;
+
+    /// The names of all units.
+    pub(crate) fn unit_names() -> Vec<String> {
+        let files = FILES.iter().filter_map(|(name, _)| name.strip_suffix(".cu"));
+        let has = |folder: &str, format: &str| {
+            FILES.iter().any(|(name, _)| *name == format!("{folder}/{format}.cuh"))
+        };
+        let mut variants: Vec<String> =
+            Format::ALL.iter().map(|&format| simt::units::format_name(format)).collect();
+        variants.extend(["transposed_nibbles", "transposed_bytes", "dynamic"].map(str::to_owned));
+        let is_unit = |file: &str, variant: &str| {
+            let is = |kind: &str| VARIANTS.lines().any(|line| line == format!("{file} {kind}"));
+            let folder = if is("cache") { "cache" } else { "formats" };
+            has(folder, variant) && source(VARIANTS, &format!("{file}.{variant}")).is_some()
+                || is("down") && variant.starts_with("transposed")
+        };
+        let mut names = Vec::new();
+        for file in files {
+            if source(VARIANTS, file).is_some() {
+                names.push(file.to_owned());
+            }
+            let variants = variants.iter().filter(|variant| is_unit(file, variant));
+            names.extend(variants.map(|variant| format!("{file}.{variant}")));
+        }
+        names
+    }
 
     #[test]
     fn includes_are_replaced_once() {

@@ -7,10 +7,10 @@ use std::ffi::{c_int, c_uint};
 use std::path::PathBuf;
 
 use hal::Result;
-use hip_sys::hiprt;
 use simt::LibraryError;
 use simt::native::Vendor;
 
+use crate::abi;
 use crate::code_cache::CachedCode;
 use crate::compiler::Compiler;
 use crate::embedded::{self, EmbeddedUnit};
@@ -44,8 +44,7 @@ pub struct Hip {
 
 impl Vendor for Hip {
     const ENTER: &'static str = "hipSetDevice";
-    const HOST_FLAGS: c_uint =
-        hiprt::hipHostMallocPortable | hiprt::hipHostMallocMapped | hiprt::hipHostMallocCoherent;
+    const HOST_FLAGS: c_uint = abi::HOST_FLAGS;
     const LOG: Option<[c_int; 2]> = None;
 
     fn enter(&self) -> c_int {
@@ -102,7 +101,7 @@ impl Hip {
     }
 }
 
-fn flags() -> impl Iterator<Item = &'static str> {
+pub(crate) fn flags() -> impl Iterator<Item = &'static str> {
     FLAGS.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'))
 }
 

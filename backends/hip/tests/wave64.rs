@@ -25,6 +25,7 @@ const PARTS: &[&str] = &[
     "SparseFfn/Q4_0",
     "SparseFfn/Q6_K",
     "SsmScan",
+    "Wkv6",
     "Wkv7",
 ];
 

@@ -125,7 +125,7 @@ impl<D: Driver> Card<D> {
         let kernels = Kernels::new(&driver);
         let stream = Stream::new(&driver)?;
         let submission = SubmissionMode::measure(&driver, &kernels, options)?;
-        let checked = VerifiedDevice::new(&driver, &kernels)?;
+        let checked = VerifiedDevice::new(&driver, &kernels, options.matrix_units != Some(false))?;
         let uploader = Uploader { stream, blocks: [None, None], next: 0, busy: false };
         let (uploader, steps) = (Mutex::new(uploader), AtomicU32::new(0));
         let card = Card { driver, submission, checked, tables, kernels, uploader, steps };

@@ -27,22 +27,29 @@ const MAX_LAUNCHES: usize = 4096;
 const ROUNDS: u32 = 8;
 /// Time limit for the device to see the host's flag, and for the host to see the reply.
 const ECHO_LIMIT: Duration = Duration::from_millis(500);
+/// A graph is used up to this multiple of the time of separate launches: a measurement of a few
+/// hundred microseconds varies, graphs leave the host free, and hand-offs by flags need them.
+const GRAPH_TOLERANCE: f64 = 1.25;
 /// How long the device waits for an answer before it assumes that the host is dead.
 const WAIT_LIMIT: Duration = Duration::from_secs(60);
 
 /// Remarks about devices that need a slower submission mode.
 const GRAPHS_DIFFER: &str = "its graphs do not run as captured, so kernels are launched separately";
+const GRAPHS_SLOW: &str = "its graphs are slower than separate launches, which are used instead";
 const CANNOT_WAIT: &str = "the device cannot wait for the host, so submissions end at hand-offs";
 const LAUNCH_BLOCKS: &str =
     "starting a graph waits for its kernels, so submissions end at hand-offs";
 
-/// Overrides of the measurements, so that tests can cover all alternatives.
+/// Overrides of what is measured and checked when a device is opened: for tests, and for drivers
+/// that do something wrong which no check finds.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Options {
     /// Whether programs run as graphs.
     pub graphs: Option<bool>,
     /// Whether hand-offs use flags in pinned memory, inside one submission.
     pub flags: Option<bool>,
+    /// `Some(false)`: no matrix instructions, even if they pass the check.
+    pub matrix_units: Option<bool>,
     /// How long the device waits for an answer.
     pub wait_limit: Option<Duration>,
 }
@@ -109,9 +116,14 @@ impl SubmissionMode {
         } else {
             fastest_echo(&stream, &block, &echo_launch)?
         };
-        let graphs = in_graph.is_some_and(|graph| graph < launch) && as_captured;
+        let are_fast = in_graph.is_none_or(|graph| graph <= launch.mul_f64(GRAPH_TOLERANCE));
+        let graphs = in_graph.is_some() && are_fast && as_captured;
+        let mut remark = match options.graphs {
+            None if !as_captured => Some(GRAPHS_DIFFER),
+            None if !are_fast => Some(GRAPHS_SLOW),
+            Some(_) | None => None,
+        };
         let graphs = options.graphs.unwrap_or(graphs);
-        let mut remark = (!as_captured).then_some(GRAPHS_DIFFER);
         let flags = match options.flags {
             Some(flags) => flags,
             None if !graphs => false,

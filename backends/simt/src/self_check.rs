@@ -49,10 +49,18 @@ enum CheckResult {
 }
 
 impl VerifiedDevice {
+    /// Checks the matrix instructions of a device. With `wanted` off, they are neither checked nor
+    /// used.
+    ///
     /// # Errors
     /// A lost device, out of memory.
-    pub(crate) fn new<D: Driver>(driver: &Arc<D>, kernels: &Kernels<D>) -> Result<VerifiedDevice> {
+    pub(crate) fn new<D: Driver>(
+        driver: &Arc<D>,
+        kernels: &Kernels<D>,
+        wanted: bool,
+    ) -> Result<VerifiedDevice> {
         let mut facts = driver.facts().clone();
+        (facts.mma, facts.mma_floats) = (facts.mma && wanted, facts.mma_floats && wanted);
         let mut remark = None;
         for (claimed, kernel) in [(facts.mma, "check_bytes"), (facts.mma_floats, "check_floats")] {
             if !claimed {

@@ -20,6 +20,11 @@ const APIS: [(wgpu::Backend, &str); 3] = [
     (wgpu::Backend::Dx12, "D3D"),
 ];
 
+/// First words of the names that Metal gives to GPUs, and their vendors' PCI ids. wgpu reports the
+/// vendor 0 for every GPU of Metal.
+const METAL_VENDORS: [(&str, u32); 3] = [("Apple", APPLE), ("AMD", 0x1002), ("Intel", 0x8086)];
+const APPLE: u32 = 0x106b;
+
 /// A device that could be opened.
 #[derive(Clone, Debug)]
 pub struct Adapter {
@@ -101,6 +106,22 @@ fn same_hardware(a: &wgpu::AdapterInfo, b: &wgpu::AdapterInfo) -> bool {
     }
 }
 
+/// The PCI vendor id; for a GPU of Metal, that of the vendor in its name.
+fn vendor(info: &wgpu::AdapterInfo) -> u32 {
+    let named = METAL_VENDORS.iter().find(|(word, _)| info.name.starts_with(word));
+    match named {
+        Some((_, id)) if info.backend == wgpu::Backend::Metal => *id,
+        Some(_) | None => info.vendor,
+    }
+}
+
+/// Subgroup sizes to try, in this order. The smallest that the driver reports is one that all its
+/// shaders have. For Metal, wgpu reports 4, the smallest of any device, but Apple's GPUs have 32.
+fn subgroup_sizes(info: &wgpu::AdapterInfo) -> Vec<u32> {
+    let of_apple = (vendor(info) == APPLE).then_some(32);
+    of_apple.into_iter().chain([info.subgroup_min_size]).collect()
+}
+
 /// Limits a binding to 2 GiB: Metal passes the length of a binding to shaders as 32 bits, and
 /// truncates larger lengths.
 fn limit_bindings(mut limits: wgpu::Limits) -> wgpu::Limits {
@@ -133,7 +154,7 @@ impl Adapter {
     /// The PCI vendor id: 0x10de is NVIDIA, 0x1002 is AMD.
     #[must_use]
     pub fn vendor(&self) -> u32 {
-        self.info.vendor
+        vendor(&self.info)
     }
 
     /// Whether this is a software driver, which is used only on request.
@@ -190,7 +211,7 @@ impl Adapter {
         let (device, queue) = opened.map_err(|error| driver("open", one_line(&error)))?;
         let health = Health::new(&self.name);
         health.watch(&device);
-        let default_tuning = || Tuning::of(self.info.vendor, self.is_software());
+        let default_tuning = || Tuning::of(self.vendor(), self.is_software());
         let tuning = options.tuning.unwrap_or_else(default_tuning);
         let max_work = options.max_work.unwrap_or(MAX_WORK);
         let facts = Facts { limits, tuning, subgroup_size: None, max_work };
@@ -206,7 +227,7 @@ impl Adapter {
             folder.and_then(|folder| PipelineCacheFile::open(&device, &self.info, folder));
         let mut gpu = Gpu::new(device, queue, facts, health, pipelines)?;
         if subgroups {
-            gpu.facts.subgroup_size = match probe::subgroup_size(&gpu, self.info.subgroup_min_size)
+            gpu.facts.subgroup_size = match probe::subgroup_size(&gpu, &subgroup_sizes(&self.info))
             {
                 // If the driver rejects the probe, sums use workgroup memory.
                 Err(Error::Driver { .. }) => None,
@@ -259,6 +280,22 @@ mod tests {
         let first = card(Dx12, 1, "0000:01:00.0", "31.0");
         assert!(!same(&first, &first.clone()));
         assert!(same(&vulkan, &first));
+    }
+
+    #[test]
+    fn gpus_of_metal_have_the_vendor_of_their_name() {
+        let gpu = |name: &str, backend: wgpu::Backend, vendor: u32| wgpu::AdapterInfo {
+            name: name.to_owned(),
+            vendor,
+            subgroup_min_size: 4,
+            ..wgpu::AdapterInfo::new(wgpu::DeviceType::IntegratedGpu, backend)
+        };
+        let apple = gpu("Apple M3 Max", wgpu::Backend::Metal, 0);
+        assert_eq!((vendor(&apple), subgroup_sizes(&apple)), (APPLE, vec![32, 4]));
+        let amd = gpu("AMD Radeon Pro 5500M", wgpu::Backend::Metal, 0);
+        assert_eq!((vendor(&amd), subgroup_sizes(&amd)), (0x1002, vec![4]));
+        let other = gpu("Apple", wgpu::Backend::Vulkan, 0x10de);
+        assert_eq!((vendor(&other), subgroup_sizes(&other)), (0x10de, vec![4]));
     }
 
     #[test]

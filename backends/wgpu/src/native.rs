@@ -3,6 +3,7 @@
 #![allow(unsafe_code, reason = "wgpu has no safe interface for these features")]
 
 use std::fs;
+use std::hash::{BuildHasher, RandomState};
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
@@ -93,10 +94,10 @@ impl PipelineCacheFile {
         if let Some(folder) = self.path.parent() {
             fs::create_dir_all(folder)?;
         }
-        let temporary = self.path.with_extension(format!("{}.tmp", std::process::id()));
+        // A name that no other process or user takes.
+        let random = RandomState::new().hash_one(0);
+        let temporary = self.path.with_extension(format!("{random:016x}.tmp"));
         let file = [&MAGIC[..], &checksum(&data).to_le_bytes(), &data].concat();
-        // A leftover of a killed process with this number, or a link that another user made.
-        let _ = fs::remove_file(&temporary);
         let mut out = fs::File::create_new(&temporary)?;
         let written = out.write_all(&file).and_then(|()| fs::rename(&temporary, &self.path));
         if written.is_err() {

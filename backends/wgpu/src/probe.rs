@@ -7,17 +7,23 @@ use crate::copies::{request_mapping, wait_for_mapping};
 use crate::gpu::Gpu;
 use crate::shader::Source;
 
-/// The subgroup size for sums: `smallest`, the device's minimum, if subgroups consist of
-/// consecutive invocations; `None` otherwise.
+/// The subgroup size for sums: the first of `sizes` with which subgroups consist of consecutive
+/// invocations; `None` if none does.
 ///
 /// # Errors
 /// A lost device, or a shader that the driver rejects.
-pub(crate) fn subgroup_size(gpu: &Gpu, smallest: u32) -> Result<Option<u32>> {
+pub(crate) fn subgroup_size(gpu: &Gpu, sizes: &[u32]) -> Result<Option<u32>> {
     let row = gpu.facts.tuning.row;
-    let size = smallest.min(row);
-    if size < 2 || !size.is_power_of_two() {
-        return Ok(None);
+    for size in sizes.iter().map(|&size| size.min(row)) {
+        if size > 1 && size.is_power_of_two() && is_consecutive(gpu, row, size)? {
+            return Ok(Some(size));
+        }
     }
+    Ok(None)
+}
+
+/// Whether each `size` consecutive invocations of a workgroup of `row` belong to one subgroup.
+fn is_consecutive(gpu: &Gpu, row: u32, size: u32) -> Result<bool> {
     let pipeline = gpu.pipeline(&Source::new("probe").set("ROW", row).set("NEAR", size), false)?;
     let bytes = 4 * u64::from(row);
     let y = gpu.storage("probe", bytes)?;
@@ -38,6 +44,5 @@ pub(crate) fn subgroup_size(gpu: &Gpu, smallest: u32) -> Result<Option<u32>> {
     let submission = gpu.submit(Some(encoder.finish()));
     let mapped = request_mapping(&back);
     let view = wait_for_mapping(gpu, &back, &submission, &mapped)?;
-    let in_order = view.chunks_exact(4).all(|word| word == 1u32.to_le_bytes());
-    Ok(in_order.then_some(size))
+    Ok(view.chunks_exact(4).all(|word| word == 1u32.to_le_bytes()))
 }

@@ -6,7 +6,7 @@ use crate::cli::parse::{self, Budgets, Layers, List, values};
 use crate::devices::backend_of;
 use crate::placement::{PlacementPolicy, PlanConstraints};
 use clap::Args;
-use runtime::{Budget, DeviceOptions, TensorOverride};
+use runtime::{Budget, DeviceOptions, DeviceSwitches, TensorOverride};
 
 /// Device flags, named as in PowerInfer and llama.cpp.
 #[derive(Args, Clone, Debug)]
@@ -40,8 +40,7 @@ pub(crate) struct DeviceArgs {
     ///
     /// A number is in GiB. The limit covers weights, KV cache and scratch; -1 is the free memory, within the container's
     /// limit, minus a margin. Weights that do not fit are read from the file when they are needed,
-    /// past the system's page cache. `bench` runs each comma-separated value in turn; `plan` does
-    /// not take the limit into account.
+    /// past the system's page cache. `bench` runs each comma-separated value in turn.
     #[arg(long, value_name = "SIZE", env = "THERMOCLINE_ARG_RAM_BUDGET", value_parser = parse::budget)]
     #[arg(value_delimiter = ',', allow_negative_numbers = true)]
     pub(crate) ram_budget: Vec<Budget>,
@@ -94,9 +93,32 @@ pub(crate) struct DeviceArgs {
     /// Do not swap neurons between CPU and device during generation
     #[arg(long, env = "THERMOCLINE_ARG_NO_ADAPT", value_parser = boolish())]
     pub(crate) no_adapt: bool,
+    #[command(flatten)]
+    pub(crate) switches: SwitchArgs,
     /// Measure the devices again instead of using cached speeds
     #[arg(long, env = "THERMOCLINE_ARG_RESET_GPU_INDEX", value_parser = boolish())]
     pub(crate) reset_gpu_index: bool,
+}
+
+/// The flag that switches ways of using devices.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Devices")]
+pub(crate) struct SwitchArgs {
+    /// Turn ways of using devices off: CUDA0:graphs=off,flags=off
+    ///
+    /// For a driver that fails or gives wrong results. CUDA and HIP have graphs, flags (the device
+    /// waits for the CPU inside a step) and mma (matrix instructions); Vulkan, Metal and DX12 have
+    /// subgroups. Without the name of a device, a switch is for all devices.
+    /// `doctor` shows what is in use.
+    #[arg(long, value_name = "LIST", env = "THERMOCLINE_ARG_DEVICE_OPTIONS")]
+    device_options: Vec<DeviceSwitches>,
+}
+
+impl SwitchArgs {
+    /// The switches of all occurrences of the flag.
+    pub(crate) fn all(&self) -> DeviceSwitches {
+        self.device_options.iter().fold(DeviceSwitches::default(), DeviceSwitches::and)
+    }
 }
 
 /// A list of layer counts.
@@ -183,6 +205,7 @@ impl DeviceArgs {
             experts_on_cpu: if self.cpu_moe { Some(usize::MAX) } else { last(&self.n_cpu_moe) },
             adapt: !self.no_adapt,
             remeasure: self.reset_gpu_index,
+            switches: self.switches.all(),
             expected_by: expected_by.map(|(flag, _)| flag).collect(),
             layers_ignored: wanted_layers != whole_layers,
         }

@@ -14,6 +14,7 @@ mod choice;
 mod constraint;
 mod convert;
 mod device;
+mod embed;
 mod hub;
 mod imatrix;
 mod model;
@@ -32,17 +33,20 @@ pub(crate) use bench::{BenchArgs, BenchSetup, OutputFormat, Subject, Synthetic};
 pub(crate) use chat::{ConversationArgs, ReasoningWhen, TemplateArgs, TemplateChoice};
 pub(crate) use constraint::ConstraintArgs;
 pub(crate) use convert::{ConvertArgs, MergeArgs, SplitArgs};
-pub(crate) use device::{DeviceArgs, policy_name};
+pub(crate) use device::{DeviceArgs, SwitchArgs, policy_name};
+pub(crate) use embed::{EmbedArgs, Form};
 pub(crate) use hub::{HubArgs, ListArgs, PullArgs, RmArgs};
 pub(crate) use imatrix::{Frequency, ImatrixArgs, ImatrixFormat};
 pub(crate) use model::{ModelArgs, PlacementArgs, cache_type_name};
 pub(crate) use perplexity::{PerplexityArgs, Reference};
-pub(crate) use plan::{DevicesArgs, DoctorArgs, PlanArgs};
+pub(crate) use plan::{DevicesArgs, DoctorArgs, PlanArgs, Shape};
 pub(crate) use predictor::{PredictorArgs, TrainingArgs};
 pub(crate) use processor::{ProcessorArgs, mask};
 pub(crate) use profile::{ProfileArgs, ProfileSourceArgs};
 pub(crate) use quantize::QuantizeArgs;
-pub(crate) use reports::{CacheAction, CacheArgs, CompletionsArgs, InfoArgs, TokenizeArgs};
+pub(crate) use reports::{
+    CacheAction, CacheArgs, CompletionsArgs, InfoArgs, ManArgs, TokenizeArgs,
+};
 pub(crate) use run::{KeptTokens, Length, RunArgs};
 pub(crate) use sampling::SamplingArgs;
 pub(crate) use serve::ServeArgs;
@@ -85,6 +89,11 @@ pub(crate) enum Command {
     /// The server listens at once, and answers 503 until the model is loaded. docs/server.md lists
     /// endpoints and fields.
     Serve(Box<ServeArgs>),
+    /// Print the embeddings of texts, or the scores of a ranking model
+    ///
+    /// Each word, each line of a file and each line of standard input is a text. For a ranking model,
+    /// a text is a query and a document, separated by a tab.
+    Embed(Box<EmbedArgs>),
     /// Show whether a model runs here, and what its file contains
     ///
     /// The speed is estimated from speeds that `plan`, `doctor` or an earlier run measured.
@@ -154,6 +163,9 @@ pub(crate) enum Command {
     ///
     /// For example: `thermocline completions bash > /etc/bash_completion.d/thermocline`
     Completions(CompletionsArgs),
+    /// Write the manual pages into a folder, for packages
+    #[command(hide = true)]
+    Man(ManArgs),
 }
 
 impl Command {
@@ -163,6 +175,7 @@ impl Command {
         let model = match self {
             Self::Run(args) | Self::Chat(args) => &args.model,
             Self::Serve(args) => &args.model,
+            Self::Embed(args) => &args.model,
             Self::Perplexity(args) => &args.model,
             Self::Imatrix(args) => &args.model,
             Self::Predictor(args) => &args.model,
@@ -183,6 +196,7 @@ impl Command {
         let model = match self {
             Self::Run(args) | Self::Chat(args) => &args.model,
             Self::Serve(args) => &args.model,
+            Self::Embed(args) => &args.model,
             Self::Perplexity(args) => &args.model,
             Self::Imatrix(args) => &args.model,
             Self::Predictor(args) => &args.model,
@@ -200,6 +214,7 @@ impl Command {
         let model = match self {
             Self::Run(args) | Self::Chat(args) => &mut args.model,
             Self::Serve(args) => &mut args.model,
+            Self::Embed(args) => &mut args.model,
             Self::Perplexity(args) => &mut args.model,
             Self::Imatrix(args) => &mut args.model,
             Self::Predictor(args) => &mut args.model,
@@ -227,6 +242,7 @@ impl Command {
         match self {
             Self::Run(args) | Self::Chat(args) => &args.common,
             Self::Serve(args) => &args.common,
+            Self::Embed(args) => &args.common,
             Self::Info(args) => &args.common,
             Self::Bench(args) => &args.common,
             Self::Perplexity(args) => &args.common,
@@ -246,6 +262,7 @@ impl Command {
             Self::Rm(args) => &args.common,
             Self::Cache(args) => &args.common,
             Self::Completions(args) => &args.common,
+            Self::Man(args) => &args.common,
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The commands that run no model: `info`, `tokenize`, `cache`, `completions`.
+//! The commands that run no model: `info`, `tokenize`, `cache`, `completions`, `man`.
 
 use super::{CommonArgs, HubArgs, boolish};
 use crate::cli::failure::Failure;
@@ -62,6 +62,9 @@ pub(crate) struct TokenizeArgs {
     #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "on")]
     #[arg(value_parser = boolish())]
     pub(crate) escape: bool,
+    /// Print control characters of tokens to a terminal unchanged
+    #[arg(long, env = "THERMOCLINE_ARG_RAW", value_parser = boolish())]
+    pub(crate) raw: bool,
     /// Print the number of tokens at the end
     #[arg(long, env = "THERMOCLINE_ARG_SHOW_COUNT", value_parser = boolish())]
     pub(crate) show_count: bool,
@@ -119,6 +122,16 @@ pub(crate) enum CacheAction {
 pub(crate) struct CompletionsArgs {
     /// The shell
     pub(crate) shell: Shell,
+    #[command(flatten)]
+    pub(crate) common: CommonArgs,
+}
+
+/// Write the manual pages into a folder.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct ManArgs {
+    /// The folder; it is created
+    #[arg(value_name = "DIR")]
+    pub(crate) folder: PathBuf,
     #[command(flatten)]
     pub(crate) common: CommonArgs,
 }

@@ -169,7 +169,7 @@ static LOG_FORMATS: [Choice<LogFormat>; 2] = [
     choice("json", "One JSON object per line", LogFormat::Json),
 ];
 
-static POOLINGS: [Choice<Pooling>; 5] = [
+pub(super) static POOLINGS: [Choice<Pooling>; 5] = [
     choice("mean", "The mean over all tokens", Pooling::Mean),
     choice("cls", "The first token", Pooling::First),
     choice("last", "The last token", Pooling::Last),

@@ -224,6 +224,9 @@ fn help(error: &Error) -> Option<String> {
     if let Error::Architecture { known, .. } = error {
         return Some(format!("supported architectures: {}", known.join(", ")));
     }
+    if let Error::Shapes { known, .. } = error {
+        return Some(format!("known model types: {}", known.join(", ")));
+    }
     if let Error::Target { known, .. } = error {
         return Some(format!("supported types: {}", known.join(", ")));
     }

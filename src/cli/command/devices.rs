@@ -6,6 +6,7 @@ use crate::cli::terminal::printable;
 use crate::cli::wrap::wrapped;
 use crate::devices::{self, Candidate};
 use hal::{Bytes, MemoryReport};
+use runtime::DeviceSwitches;
 use serde_json::json;
 
 /// Prints the name and description of each device, in llama.cpp's form.
@@ -29,12 +30,13 @@ pub(crate) fn list() -> Result<(), Failure> {
 ///
 /// # Errors
 /// Standard output cannot be written.
-pub(crate) fn run(as_json: bool) -> Result<(), Failure> {
+pub(crate) fn run(as_json: bool, switches: &DeviceSwitches) -> Result<(), Failure> {
     let (found, missing) = devices::candidates(None);
     let cpu = devices::cpu(None);
     let threads = devices::cpu_threads(None);
     let mut out = Output::stdout();
-    let opened: Vec<_> = found.iter().map(|candidate| (candidate, candidate.open())).collect();
+    let opened: Vec<_> =
+        found.iter().map(|candidate| (candidate, candidate.open_with(switches))).collect();
     if as_json {
         let memory = |memory: MemoryReport| json!({ "total": memory.total.map(|b| b.0), "free": memory.free.map(|b| b.0) });
         let others = opened.iter().map(|(candidate, backend)| {

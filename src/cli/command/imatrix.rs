@@ -59,7 +59,7 @@ impl Job<'_> {
     fn collect(&self, text: &str, interrupt: &Interrupt) -> Result<(), Failure> {
         let runtime =
             Runtime::new(self.args.model.options(), self.terminal.stoppable_observer(interrupt))?;
-        let opened = runtime.open(self.args.model.model.as_deref())?;
+        let opened = runtime.open(self.args.model.model.as_deref())?.decoder()?;
         check_importance(&self.earlier, &opened.model)?;
         let chunks = self.chunks(text, &opened, &runtime)?;
         let mut engine = load(&runtime, &opened, &chunks)?;
@@ -178,7 +178,7 @@ fn load(runtime: &Runtime, opened: &Opened, chunks: &Chunks) -> Result<Engine, F
         sparsity: Sparsity::Off,
         adapt: false,
         placing: runtime.placing(&opened.model),
-        ..runtime.settings(chunks.n_ctx())
+        ..runtime.settings(&opened.model, chunks.n_ctx())
     };
     Ok(runtime.load(&opened.model, settings)?)
 }

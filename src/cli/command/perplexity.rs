@@ -69,7 +69,7 @@ impl<'a> Measurement<'a> {
         terminal: &'a Terminal,
     ) -> Result<Self, Failure> {
         let runtime = Runtime::new(args.model.options(), terminal.observer())?;
-        let opened = runtime.open(args.model.model.as_deref())?;
+        let opened = runtime.open(args.model.model.as_deref())?.decoder()?;
         let bos = opened.tokenizer.bos().filter(|_| opened.tokenizer.adds_bos());
         let (reference, limit) = (args.reference(), args.chunks);
         let placing = runtime.placing(&opened.model);
@@ -142,7 +142,7 @@ impl<'a> Measurement<'a> {
     }
 
     fn load(&self, n_ctx: usize, sparsity: Option<Sparsity>) -> Result<Engine, Failure> {
-        let mut settings = self.runtime.settings(n_ctx);
+        let mut settings = self.runtime.settings(&self.opened.model, n_ctx);
         settings.sparsity = sparsity.unwrap_or(settings.sparsity);
         settings.placing = self.placing.clone();
         Ok(self.runtime.load(&self.opened.model, settings)?)

@@ -40,7 +40,7 @@ pub(crate) fn run(args: &ProfileArgs, terminal: &Terminal) -> Result<(), Failure
     let text = args.source.text()?;
     let interrupt = Interrupt::install()?;
     let runtime = Runtime::new(args.model.options(), terminal.stoppable_observer(&interrupt))?;
-    let opened = runtime.open(args.model.model.as_deref())?;
+    let opened = runtime.open(args.model.model.as_deref())?.decoder()?;
     let text = SourceText { text: text.as_deref(), why: "" };
     let (job, profile) = make(&args.source, text, &opened, &runtime, &interrupt, terminal)?;
     if let Some(path) = &args.plot {
@@ -192,7 +192,7 @@ impl ProfileJob<'_> {
             n_ubatch: BATCH.min(text.n_ctx()),
             sparsity: Sparsity::Exact,
             placing: runtime.placing(model),
-            ..runtime.settings(text.n_ctx())
+            ..runtime.settings(model, text.n_ctx())
         };
         let mut engine = runtime.load(model, settings)?;
         let mut gatherer = Gatherer::new(model).map_err(crate::engine::Error::from)?;

@@ -50,7 +50,7 @@ pub(super) fn load_model(
 ) -> Result<LoadedModel, Failure> {
     let start = Instant::now();
     let runtime = Runtime::new(args.options(), terminal.exiting_observer(interrupt))?;
-    let opened = runtime.open(args.model.as_deref())?;
+    let opened = runtime.open(args.model.as_deref())?.decoder()?;
     if learns {
         first_use::train_missing(&opened, &runtime, interrupt, terminal)?;
     }
@@ -62,7 +62,7 @@ pub(super) fn load_model(
     bar.inspect(ProgressBar::finish_and_clear);
     // Plans several times, which takes a while with very many layers.
     let n_ctx = interrupt.exit_during(|| (), || runtime.context(&model, &placing));
-    let settings = EngineOptions { placing, ..runtime.settings(n_ctx) };
+    let settings = EngineOptions { placing, ..runtime.settings(&model, n_ctx) };
     let engine = runtime.load(&model, settings)?;
     let tokenizer = Arc::new(tokenizer);
     Ok(LoadedModel { model, tokenizer, n_ctx, engine, load: start.elapsed() })

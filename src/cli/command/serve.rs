@@ -94,7 +94,7 @@ fn load(args: &ServeArgs, terminal: &Terminal) -> Result<ServedModel, Failure> {
     let dialogue = dialogue(&args.template, &model.file, &tokenizer, terminal)?;
     let placing = runtime.placing(&model);
     let n_ctx = runtime.context(&model, &placing);
-    let settings = EngineOptions { placing, ..runtime.settings(n_ctx) };
+    let settings = EngineOptions { placing, ..runtime.settings(&model, n_ctx) };
     let engine = runtime.load(&model, settings)?;
     let notes = terminal.clone();
     let options = SchedulerOptions {

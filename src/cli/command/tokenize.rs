@@ -17,7 +17,7 @@ pub(crate) fn run(args: &TokenizeArgs, terminal: &Terminal) -> Result<(), Failur
         terminal.note(&warning.to_string());
     }
     let failed = |e| Failure::new(Exit::Failed, "cannot tokenize the text").caused_by(&e);
-    let mut out = Output::stdout();
+    let mut out = Output::of_model(args.raw);
     let mut count = 0;
     for text in &texts {
         let ids = tokenizer.encode(text, !args.no_bos, !args.no_parse_special);

@@ -35,8 +35,19 @@ impl<'a> Build<'a> {
         self.keys.push((format!("{}.{key}", self.arch), value.into()));
     }
 
+    /// Sets `<arch>.<key>`, which may be set already.
+    pub(super) fn replace(&mut self, key: &str, value: impl Into<Value>) {
+        self.keys.retain(|(set, _)| *set != format!("{}.{key}", self.arch));
+        self.set(key, value);
+    }
+
+    /// Row of position 0 in a RoBERTa's table of positions.
+    pub(crate) fn first_position(&self) -> Result<u32, Error> {
+        Ok(self.config.u32(&["pad_token_id"])?.unwrap_or(1).saturating_add(1))
+    }
+
     /// Whether `<arch>.<key>` is set.
-    pub(super) fn has(&self, key: &str) -> bool {
+    pub(crate) fn has(&self, key: &str) -> bool {
         self.keys.iter().any(|(set, _)| *set == format!("{}.{key}", self.arch))
     }
 

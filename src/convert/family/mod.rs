@@ -3,13 +3,16 @@
 //! To add a family, add a [`Family`] to `table.rs`, with shared rules where possible, and a
 //! function that sets its keys.
 
+mod encoders;
 mod keys;
+mod modules;
 mod rope;
 mod rules;
 mod table;
 mod window;
 
 pub(super) use keys::Build;
+pub(super) use modules::folders_of;
 pub(super) use rules::{Rule, Transform};
 
 use super::Error;

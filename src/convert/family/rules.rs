@@ -31,6 +31,8 @@ pub(crate) enum Transform {
     PlusOne,
     /// Falcon's fused queries, keys and values.
     FalconQkv,
+    /// Drops the rows of positions up to that of the padding token, which RoBERTa does not use.
+    AfterPadding,
     /// The first or second half of each matrix's rows.
     FirstHalf,
     SecondHalf,
@@ -137,6 +139,9 @@ pub(super) const TIED_PLUS_ONE: &[Rule] = &[
     rule("norm", "output_norm", Transform::PlusOne),
     rule("lm_head", "output", Transform::Tied),
 ];
+/// Without an output matrix.
+pub(super) const GEMMA_EMBEDDINGS: &[Rule] =
+    &[same_name("embed_tokens", "token_embd"), rule("norm", "output_norm", Transform::PlusOne)];
 pub(super) const NORMS_PLUS_ONE: &[Rule] = &[
     rule("layers.*.input_layernorm", "blk.*.attn_norm", Transform::PlusOne),
     rule("layers.*.post_attention_layernorm", "blk.*.ffn_norm", Transform::PlusOne),
@@ -195,4 +200,95 @@ pub(super) const GPT_OSS: &[Rule] = &[
     rule("layers.*.mlp.experts.gate_up_proj_bias", "blk.*.ffn_gate_exps", Transform::Even),
     rule("layers.*.mlp.experts.gate_up_proj_bias", "blk.*.ffn_up_exps", Transform::Odd),
     same_name("layers.*.mlp.experts.down_proj_bias", "blk.*.ffn_down_exps"),
+];
+/// Embeddings of BERT. Token types are optional.
+pub(super) const BERT_EMBEDDINGS: &[Rule] = &[
+    same_name("embeddings.word_embeddings", "token_embd"),
+    same_name("embeddings.token_type_embeddings", "token_types"),
+    same_name("embeddings.LayerNorm", "token_embd_norm"),
+    rule("embeddings.position_ids", "", Transform::Drop),
+];
+pub(super) const BERT_POSITIONS: &[Rule] =
+    &[same_name("embeddings.position_embeddings", "position_embd")];
+pub(super) const ROBERTA_POSITIONS: &[Rule] =
+    &[rule("embeddings.position_embeddings", "position_embd", Transform::AfterPadding)];
+pub(super) const BERT: &[Rule] = &[
+    same_name("encoder.layer.*.attention.self.query", "blk.*.attn_q"),
+    same_name("encoder.layer.*.attention.self.key", "blk.*.attn_k"),
+    same_name("encoder.layer.*.attention.self.value", "blk.*.attn_v"),
+    same_name("encoder.layer.*.attention.output.dense", "blk.*.attn_output"),
+    same_name("encoder.layer.*.attention.output.LayerNorm", "blk.*.attn_output_norm"),
+    same_name("encoder.layer.*.intermediate.dense", "blk.*.ffn_up"),
+    same_name("encoder.layer.*.output.dense", "blk.*.ffn_down"),
+    same_name("encoder.layer.*.output.LayerNorm", "blk.*.layer_output_norm"),
+];
+/// Heads that embeddings do not use: BERT's pooler, and the prediction of masked tokens.
+pub(super) const NO_HEAD: &[Rule] = &[
+    rule("pooler.dense", "", Transform::Drop),
+    rule("cls.predictions", "", Transform::Drop),
+    rule("cls.predictions.decoder", "", Transform::Drop),
+    rule("cls.predictions.transform.dense", "", Transform::Drop),
+    rule("cls.predictions.transform.LayerNorm", "", Transform::Drop),
+    rule("cls.seq_relationship", "", Transform::Drop),
+    rule("lm_head", "", Transform::Drop),
+    rule("lm_head.dense", "", Transform::Drop),
+    rule("lm_head.layer_norm", "", Transform::Drop),
+    rule("lm_head.decoder", "", Transform::Drop),
+];
+/// The head of a BERT that classifies: its pooler, then a layer.
+pub(super) const POOLED_CLASSIFIER: &[Rule] =
+    &[same_name("pooler.dense", "cls"), same_name("classifier", "cls.output")];
+pub(super) const ROBERTA_CLASSIFIER: &[Rule] =
+    &[same_name("classifier.dense", "cls"), same_name("classifier.out_proj", "cls.output")];
+pub(super) const NOMIC_BERT: &[Rule] = &[
+    same_name("embeddings.word_embeddings", "token_embd"),
+    same_name("embeddings.token_type_embeddings", "token_types"),
+    same_name("emb_ln", "token_embd_norm"),
+    same_name("encoder.layers.*.attn.Wqkv", "blk.*.attn_qkv"),
+    same_name("encoder.layers.*.attn.out_proj", "blk.*.attn_output"),
+    same_name("encoder.layers.*.norm1", "blk.*.attn_output_norm"),
+    same_name("encoder.layers.*.mlp.fc11", "blk.*.ffn_up"),
+    same_name("encoder.layers.*.mlp.fc12", "blk.*.ffn_gate"),
+    same_name("encoder.layers.*.mlp.fc2", "blk.*.ffn_down"),
+    same_name("encoder.layers.*.norm2", "blk.*.layer_output_norm"),
+];
+/// The first layer has no norm before attention.
+pub(super) const MODERN_BERT: &[Rule] = &[
+    same_name("embeddings.tok_embeddings", "token_embd"),
+    same_name("embeddings.norm", "token_embd_norm"),
+    same_name("layers.*.attn_norm", "blk.*.attn_norm"),
+    same_name("layers.*.attn.Wqkv", "blk.*.attn_qkv"),
+    same_name("layers.*.attn.Wo", "blk.*.attn_output"),
+    same_name("layers.*.mlp_norm", "blk.*.ffn_norm"),
+    same_name("layers.*.mlp.Wi", "blk.*.ffn_up"),
+    same_name("layers.*.mlp.Wo", "blk.*.ffn_down"),
+    same_name("final_norm", "output_norm"),
+];
+pub(super) const NO_MODERN_HEAD: &[Rule] = &[
+    rule("head.dense", "", Transform::Drop),
+    rule("head.norm", "", Transform::Drop),
+    rule("decoder", "", Transform::Drop),
+];
+pub(super) const MODERN_CLASSIFIER: &[Rule] = &[
+    same_name("head.dense", "cls"),
+    same_name("head.norm", "cls.norm"),
+    same_name("classifier", "cls.output"),
+];
+/// The numbers of the activation become keys.
+pub(super) const APERTUS: &[Rule] = &[
+    same_name("layers.*.attention_layernorm", "blk.*.attn_norm"),
+    same_name("layers.*.feedforward_layernorm", "blk.*.ffn_norm"),
+    rule("layers.*.mlp.act_fn.alpha_n", "", Transform::Drop),
+    rule("layers.*.mlp.act_fn.alpha_p", "", Transform::Drop),
+    rule("layers.*.mlp.act_fn.beta", "", Transform::Drop),
+    rule("layers.*.mlp.act_fn.eps", "", Transform::Drop),
+];
+/// A dense block beside the experts, each with a norm.
+pub(super) const ARCTIC: &[Rule] = &[
+    same_name("layers.*.input_layernorm", "blk.*.attn_norm"),
+    same_name("layers.*.residual_layernorm", "blk.*.ffn_norm"),
+    same_name("layers.*.post_attention_layernorm", "blk.*.ffn_norm_exps"),
+    same_name("layers.*.residual_mlp.w1", "blk.*.ffn_gate"),
+    same_name("layers.*.residual_mlp.w2", "blk.*.ffn_down"),
+    same_name("layers.*.residual_mlp.w3", "blk.*.ffn_up"),
 ];

@@ -2,7 +2,7 @@
 
 use super::keys::Build;
 use super::rules::*;
-use super::{Family, rope, window};
+use super::{Family, encoders, rope, window};
 use crate::Error;
 
 pub(super) const ALL: &[Family] = &[
@@ -141,22 +141,7 @@ pub(super) const ALL: &[Family] = &[
         space_prefix: Some(false),
         ..LLAMA
     },
-    Family {
-        arch: "gemma3",
-        classes: &["Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"],
-        activation: "gelu",
-        rules: &[TIED_PLUS_ONE, FOUR_NORMS_PLUS_ONE, QK, QK_NORMS_PLUS_ONE, VO, GATED, UP_DOWN],
-        keys: gemma3,
-        defaults: &[
-            ("num_attention_heads", 8),
-            ("num_key_value_heads", 4),
-            ("head_dim", 256),
-            ("query_pre_attn_scalar", 256),
-            ("sliding_window", 4096),
-        ],
-        space_prefix: Some(false),
-        ..LLAMA
-    },
+    GEMMA3,
     Family {
         arch: "gpt-oss",
         classes: &["GptOssForCausalLM"],
@@ -165,10 +150,49 @@ pub(super) const ALL: &[Family] = &[
         keys: gpt_oss,
         ..LLAMA
     },
+    Family {
+        arch: "apertus",
+        classes: &["ApertusForCausalLM"],
+        activation: "",
+        rules: &[EMBEDDINGS, QK, QK_NORMS, VO, UP_DOWN, APERTUS],
+        ..LLAMA
+    },
+    Family {
+        arch: "arctic",
+        classes: &["ArcticForCausalLM"],
+        rules: &[EMBEDDINGS, ROPE_QK, VO, MIXTRAL, ARCTIC],
+        keys: mixtral,
+        ..LLAMA
+    },
+    encoders::BERT,
+    encoders::BERT_RANKER,
+    encoders::ROBERTA,
+    encoders::ROBERTA_RANKER,
+    encoders::NOMIC_BERT,
+    encoders::MODERN_BERT,
+    encoders::MODERN_BERT_RANKER,
+    encoders::GEMMA_EMBEDDING,
 ];
 
+pub(super) const GEMMA3: Family = Family {
+    arch: "gemma3",
+    classes: &["Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"],
+    activation: "gelu",
+    rules: &[TIED_PLUS_ONE, FOUR_NORMS_PLUS_ONE, QK, QK_NORMS_PLUS_ONE, VO, GATED, UP_DOWN],
+    keys: gemma3,
+    defaults: &[
+        ("num_attention_heads", 8),
+        ("num_key_value_heads", 4),
+        ("head_dim", 256),
+        ("query_pre_attn_scalar", 256),
+        ("sliding_window", 4096),
+    ],
+    space_prefix: Some(false),
+    ..LLAMA
+};
+
 /// Defaults shared by most families.
-const LLAMA: Family = Family {
+pub(super) const LLAMA: Family = Family {
     arch: "llama",
     classes: &[],
     activation: "silu",
@@ -379,7 +403,7 @@ fn softcaps(build: &mut Build<'_>) -> Result<(), Error> {
     Ok(())
 }
 
-fn gemma3(build: &mut Build<'_>) -> Result<(), Error> {
+pub(super) fn gemma3(build: &mut Build<'_>) -> Result<(), Error> {
     let config = build.config;
     // Some published `config.json` files rely on the defaults of `transformers`.
     build.set("context_length", config.u32(&["max_position_embeddings"])?.unwrap_or(131_072));

@@ -67,7 +67,7 @@ fn gets_more(layer: u64, n: u64) -> bool {
 }
 
 /// The options, and the properties of the model, that determine the types.
-pub(super) struct Mix<'a> {
+pub(crate) struct Mix<'a> {
     job: &'a Quantization,
     is_falcon: bool,
     container: Container,
@@ -93,7 +93,7 @@ fn number(metadata: &Metadata, key: &str) -> Option<u64> {
 }
 
 impl<'a> Mix<'a> {
-    pub(super) fn new(file: &File, job: &'a Quantization) -> Result<Mix<'a>, Error> {
+    pub(crate) fn new(file: &File, job: &'a Quantization) -> Result<Mix<'a>, Error> {
         let metadata = file.metadata();
         let arch = metadata.str("general.architecture")?.unwrap_or_default();
         let number = |key: &str| number(metadata, &format!("{arch}.{key}"));
@@ -123,7 +123,7 @@ impl<'a> Mix<'a> {
     }
 
     /// The type of a tensor in the copy, and the preferred type, which its shape may not allow.
-    pub(super) fn choose(&self, tensor: &TensorInfo) -> (TensorType, TensorType) {
+    pub(crate) fn choose(&self, tensor: &TensorInfo) -> (TensorType, TensorType) {
         let name = tensor.name.as_str();
         let is_matrix = tensor.shape.iter().skip(1).any(|&n| n > 1)
             && name.ends_with("weight")

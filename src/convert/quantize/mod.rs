@@ -16,7 +16,7 @@ use super::write::{self, Progress};
 use super::{Error, ImportanceMatrix};
 use gguf::{File, Metadata, TensorInfo, TensorType, Value, Writer};
 
-use mix::Mix;
+pub(super) use mix::Mix;
 use target::Mixture;
 pub use target::Target;
 

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::{MAX_TOKENS, Vocab, kind, normalizer, pre};
+use super::{MAX_TOKENS, Vocab, kind, normalizer, pre, wordpiece};
 use crate::Error;
 use crate::config::Json;
 use crate::read::text_limited;
@@ -20,10 +20,13 @@ pub(super) fn read(json: &Json, pre: Option<&str>) -> Result<Vocab, Error> {
     let kind = model.text(&["type"])?;
     match kind.as_deref() {
         Some("Unigram") => unigram(json, &model),
+        Some("WordPiece") => wordpiece::read(json, &model),
         // Older files have no type; a list of merges implies BPE.
         Some("BPE") | None if model.get(&["merges"]).is_some() => bpe(json, &model, pre),
         Some("BPE") | None => Err(wrong("model.merges is missing, expected a list of merges")),
-        Some(other) => Err(wrong(&format!("model.type is `{other}`, expected BPE or Unigram"))),
+        Some(other) => {
+            Err(wrong(&format!("model.type is `{other}`, expected BPE, Unigram or WordPiece")))
+        }
     }
 }
 
@@ -77,7 +80,7 @@ fn merge(value: &Value) -> Option<(String, String)> {
 }
 
 /// Stores tokens at their ids; `None` for an invalid id.
-fn store_tokens<'a>(
+pub(super) fn store_tokens<'a>(
     vocab: &mut Vocab,
     tokens: impl Iterator<Item = (&'a str, Option<u64>)>,
 ) -> Option<()> {
@@ -162,6 +165,10 @@ fn unigram(json: &Json, model: &Json) -> Result<Vocab, Error> {
     }
     vocab.space_prefix = Some(prepends_space(json)?);
     normalizer::add(json, &mut vocab)?;
+    let splits = json.object("pre_tokenizer")?.cloned().unwrap_or_default();
+    if Value::Object(splits).to_string().contains(r#""type":"WhitespaceSplit""#) {
+        vocab.remove_spaces = Some(true);
+    }
     Ok(vocab)
 }
 

@@ -9,6 +9,7 @@ mod normalizer;
 mod pre;
 mod sentencepiece;
 mod special;
+mod wordpiece;
 
 use std::path::Path;
 
@@ -33,16 +34,19 @@ const MAX_TOKENS: usize = 1 << 20;
 
 #[derive(Debug, Default)]
 struct Vocab {
-    /// `llama`, `gpt2` or `t5`.
+    /// `llama`, `gpt2`, `t5` or `bert`.
     model: &'static str,
     pre: String,
     tokens: Vec<String>,
-    /// Empty for `gpt2`.
+    /// Empty for `gpt2` and `bert`.
     scores: Vec<f32>,
     types: Vec<i32>,
     merges: Vec<String>,
     space_prefix: Option<bool>,
     remove_spaces: Option<bool>,
+    /// Whether letters are converted to lower case, and whether accents are removed (`bert`).
+    lowercase: Option<bool>,
+    strip_accents: Option<bool>,
     /// SentencePiece's normalisation table, in its stored form.
     charsmap: Vec<u8>,
     unk: Option<u32>,
@@ -56,7 +60,7 @@ impl Vocab {
             self.tokens.push(format!("[PAD{id}]"));
             self.types.push(kind::UNUSED);
         }
-        if self.model != "gpt2" {
+        if !matches!(self.model, "gpt2" | "bert") {
             self.scores.resize(self.tokens.len(), -10_000.0);
         }
     }
@@ -79,6 +83,8 @@ pub(super) struct VocabInputs<'a> {
     pub(super) pre: Option<&'a str>,
     /// Whether a space is prepended to a text; `None` if the tokenizer files decide.
     pub(super) space_prefix: Option<bool>,
+    /// Whether the model is an encoder, whose texts begin with the token of the class.
+    pub(super) encodes: bool,
 }
 
 type Keys = Vec<(String, Value)>;
@@ -143,9 +149,10 @@ fn read(inputs: &VocabInputs<'_>, json: Option<&Json>) -> Result<Vocab, Error> {
         None if inputs.folder.join("vocab.json").is_file() => {
             json::read_pair(inputs.folder, inputs.pre)
         }
+        None if inputs.folder.join("vocab.txt").is_file() => wordpiece::read_list(inputs.folder),
         None => Err(Error::Tokenizer {
             file: inputs.folder.display().to_string(),
-            what: "the folder contains no tokenizer, expected tokenizer.model, tokenizer.json or vocab.json with merges.txt".to_owned(),
+            what: "the folder contains no tokenizer, expected tokenizer.model, tokenizer.json, vocab.json with merges.txt, or vocab.txt".to_owned(),
         }),
     }
 }
@@ -169,6 +176,12 @@ fn into_keys(vocab: &Vocab) -> Vec<(String, Value)> {
     }
     if let Some(remove) = vocab.remove_spaces {
         keys.push(("remove_extra_whitespaces", remove.into()));
+    }
+    for (key, flag) in [
+        ("normalizer.lowercase", vocab.lowercase),
+        ("normalizer.strip_accents", vocab.strip_accents),
+    ] {
+        keys.extend(flag.map(|flag| (key, flag.into())));
     }
     if !vocab.charsmap.is_empty() {
         keys.push(("precompiled_charsmap", array(Array::U8(vocab.charsmap.clone()))));

@@ -21,6 +21,13 @@ const ROLES: &[(&str, &str)] = &[
     ("pad", "padding_token_id"),
     ("mask", "mask_token_id"),
 ];
+/// Role, the role that replaces it in encoders, and its text in BERT's vocabularies.
+const ENCODER_ROLES: [(&str, &str, &str); 4] = [
+    ("bos", "cls", "[CLS]"),
+    ("eos", "sep", "[SEP]"),
+    ("sep", "sep", "[SEP]"),
+    ("pad", "pad", "[PAD]"),
+];
 /// Largest accepted chat template, in bytes: twenty times the largest known one.
 const MAX_TEMPLATE: u64 = 1 << 20;
 
@@ -37,9 +44,16 @@ pub(super) fn keys(
     let mut keys = Vec::new();
     let mut texts = HashMap::new();
     for &(role, key) in ROLES {
-        let named = settings
-            .and_then(|settings| token_text(settings, role))
-            .and_then(|text| ids.get(text.as_str()).copied());
+        // Encoders have BOS and EOS under other names.
+        let other = ENCODER_ROLES.iter().find(|(of, ..)| *of == role && inputs.encodes);
+        let id_of = |role: &str| {
+            let text = settings.and_then(|settings| token_text(settings, role))?;
+            ids.get(text.as_str()).copied()
+        };
+        let named = id_of(role).or_else(|| {
+            let &(_, role, text) = other?;
+            id_of(role).or_else(|| ids.get(text).copied())
+        });
         let numbered = || {
             let sources = [Some(inputs.config), generation.as_ref()];
             sources.into_iter().flatten().find_map(|source| token_id(source, role))
@@ -52,6 +66,10 @@ pub(super) fn keys(
         }
     }
     let adds = json.map(|json| adds_bos_eos(json, &texts)).transpose()?.unwrap_or_default();
+    if inputs.encodes {
+        let separates = json.map(separates_twice).transpose()?.unwrap_or(false);
+        keys.push(("tokenizer.ggml.add_sep_token".to_owned(), separates.into()));
+    }
     for (role, implied) in [("bos", adds.0), ("eos", adds.1)] {
         let key = format!("add_{role}_token");
         let stated = settings.map(|settings| settings.bool(&[&key])).transpose()?.flatten();
@@ -79,7 +97,7 @@ fn token_id(settings: &Json, role: &str) -> Option<usize> {
 }
 
 /// Whether the post-processor in `tokenizer.json` adds BOS at the start and EOS at the end of a
-/// text; `None` for both if it has no `TemplateProcessing` step.
+/// text; `None` for both if it has no step that does so.
 fn adds_bos_eos(
     json: &Json,
     texts: &HashMap<&str, &str>,
@@ -95,6 +113,12 @@ fn adds_bos_eos(
         }
         _ => vec![processor],
     };
+    if steps
+        .iter()
+        .any(|step| matches!(kind(step).as_str(), "RobertaProcessing" | "BertProcessing"))
+    {
+        return Ok((Some(true), Some(true)));
+    }
     let Some(template) = steps.iter().find(|step| kind(step) == "TemplateProcessing") else {
         return Ok((None, None));
     };
@@ -107,6 +131,19 @@ fn adds_bos_eos(
         Some(is_role(single.and_then(|list| list.first()), "bos")),
         Some(is_role(single.and_then(|list| list.last()), "eos")),
     ))
+}
+
+/// Whether the post-processor in `tokenizer.json` writes two special tokens between two texts, as
+/// RoBERTa does.
+fn separates_twice(json: &Json) -> Result<bool, Error> {
+    let processor = json.object("post_processor")?.cloned().unwrap_or_default();
+    if processor.get("type").and_then(Setting::as_str) == Some("RobertaProcessing") {
+        return Ok(true);
+    }
+    let pair = processor.get("pair").and_then(Setting::as_array).cloned().unwrap_or_default();
+    let mut parts = pair.iter().map(|step| step.get("SpecialToken").is_some());
+    let after_first = parts.by_ref().skip_while(|special| *special).skip(1);
+    Ok(after_first.take_while(|special| *special).count() > 1)
 }
 
 /// The keys of the default chat template and of named templates.

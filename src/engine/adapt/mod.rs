@@ -8,7 +8,8 @@
 //! half-filled slot and no spare slot is needed. Packs, programs and shapes stay as they are.
 //! Experts with a ReLU swap neurons within each expert. Other experts swap as a whole, and are
 //! renumbered: the rows of the router are swapped too, so that an expert number then refers to
-//! another expert.
+//! another expert. The CPU has its experts in place (`load/held.rs`), so only the device's slot is
+//! filled: from memory or, for weights on disk, from the store, which then drops the expert.
 
 mod refill;
 
@@ -21,6 +22,7 @@ use placement::{CPU, LayerPlacement, Neurons, Placement};
 
 use crate::error::Result;
 use crate::load::{Layer, LoadedModel, lane_mut};
+use crate::paging::Paging;
 use crate::size::Sizing;
 use crate::size::exchange::{ExchangeUnit, neurons_by_side, transposed_size};
 use crate::step::StepStats;
@@ -161,7 +163,7 @@ impl LayerExchange {
     ) -> Option<hal::Result<LayerExchange>> {
         let ffn = sizing.model.layers[index].ffn.as_ref()?;
         let lists = neurons_by_side(placed)?;
-        let unit = sizing.mode.exchange_unit(ffn)?;
+        let unit = sizing.exchange_unit(ffn)?;
         // The `bias_down` of an expert moves with its number. This works only on the home device:
         // the CPU reads `bias_down` from the file.
         let added_here = layer.own.as_ref().is_some_and(|own| own.bias_down.is_some());
@@ -233,6 +235,7 @@ impl NeuronExchange {
         &mut self,
         sizing: &Sizing<'_>,
         loaded: &mut LoadedModel,
+        mut paging: Option<&mut Paging>,
         placement: &Placement,
     ) -> Result<Vec<ExchangedLayer>> {
         self.end_interval();
@@ -244,7 +247,11 @@ impl NeuronExchange {
             for (device, list) in [placed.home, CPU].into_iter().zip(lists) {
                 let lane = lane_mut(&mut loaded.lanes, device);
                 lane.take_hits(at.layer, &mut self.counts)?;
-                list.iter().zip(&self.counts).for_each(|(&neuron, &n)| at.heat.add(neuron, n));
+                let in_file_order = loaded.layers[at.layer].held_on(device).is_some();
+                for (row, &neuron) in list.iter().enumerate() {
+                    let row = if in_file_order { neuron as usize } else { row };
+                    at.heat.add(neuron, self.counts.get(row).copied().unwrap_or(0.0));
+                }
             }
             let lists = lists.map(|list| &list[..]);
             let heat = LayerHeat { layer: at.layer, heat: &at.heat, counted: self.counted };
@@ -265,7 +272,8 @@ impl NeuronExchange {
             let Some(at) = self.layers.iter_mut().find(|at| at.layer == swaps[0].layer) else {
                 continue;
             };
-            let placed = swap_neurons(sizing, at, loaded, &placement.layers[at.layer], swaps)?;
+            let placed = &placement.layers[at.layer];
+            let placed = swap_neurons(sizing, at, loaded, paging.as_deref_mut(), placed, swaps)?;
             self.neurons += (swaps.len() * at.unit.len()) as u64;
             let experts = at.numbers.as_ref().map(|numbers| numbers.experts.clone());
             changed.push(ExchangedLayer { layer: at.layer, placed, experts });

@@ -15,6 +15,7 @@ use crate::load::ffn::FfnTensors;
 use crate::load::lane::Lane;
 use crate::load::{Layer, LoadedModel, lane_mut};
 use crate::ops::ffn::{PackedFfn, PackedMatrix, select_values};
+use crate::paging::Paging;
 use crate::size::Sizing;
 use crate::size::exchange::{ExchangeUnit, neurons_by_side, rows_per_write};
 
@@ -26,6 +27,7 @@ pub(super) fn swap_neurons(
     sizing: &Sizing<'_>,
     at: &mut LayerExchange,
     loaded: &mut LoadedModel,
+    mut paging: Option<&mut Paging>,
     placed: &LayerPlacement,
     swaps: &[Swap],
 ) -> Result<LayerPlacement> {
@@ -38,21 +40,29 @@ pub(super) fn swap_neurons(
         [swaps.iter().map(|s| s.hot).collect(), swaps.iter().map(|s| s.cold).collect()];
     hot.sort_unstable_by_key(|&slot| lists[0][slot * unit]);
     cold.sort_unstable_by_key(|&slot| lists[1][slot * unit]);
+    let LoadedModel { lanes, layers, .. } = loaded;
+    let layer = &mut layers[at.layer];
+    let mut remote = layer.remotes.iter_mut().find(|remote| remote.device == CPU);
+    let mut held = remote.as_mut().and_then(|remote| remote.held.as_mut());
     for (&hot, &cold) in hot.iter().zip(&cold) {
+        if let Some(held) = &mut held {
+            let [from, to] = [lists[1][cold * unit], lists[0][hot * unit]];
+            held.replace(held.expert_of(from), held.expert_of(to));
+        }
         for k in 0..unit {
             let [device, cpu] = &mut lists;
             std::mem::swap(&mut device[hot * unit + k], &mut cpu[cold * unit + k]);
         }
     }
-    let LoadedModel { lanes, layers, .. } = loaded;
-    let layer = &layers[at.layer];
-    let remote = layer.remotes.iter().find(|remote| remote.device == CPU);
+    // Experts in place need no refill.
+    let remote = remote.filter(|remote| remote.held.is_none());
     let both = [(placed.home, layer.own.as_ref()), (CPU, remote.map(|remote| &remote.ffn))];
     for (((device, ffn), units), list) in both.into_iter().zip([&hot, &cold]).zip(&lists) {
         let Some(share) = ffn else { continue };
         let down = at.down.as_ref();
         let refill = Refill { sizing, layer: at.layer, share, list, down };
-        refill.fill(lane_mut(lanes, device), at.unit, units)?;
+        let paging = paging.as_deref_mut().filter(|_| device != CPU);
+        refill.fill(lane_mut(lanes, device), at.unit, units, paging)?;
     }
     let shares = placed.shares.iter().map(|share| Share {
         device: share.device,
@@ -169,24 +179,55 @@ struct Refill<'a> {
 }
 
 impl Refill<'_> {
-    fn fill(&self, lane: &mut Lane, unit: ExchangeUnit, units: &[usize]) -> Result<()> {
+    /// Fills the slots of `units`. Experts on disk are read and uploaded one by one.
+    fn fill(
+        &self,
+        lane: &mut Lane,
+        unit: ExchangeUnit,
+        units: &[usize],
+        paging: Option<&mut Paging>,
+    ) -> Result<()> {
+        match paging {
+            None => self.fill_matrices(lane, unit, units, None)?,
+            Some(paging) => {
+                let expert = |u: usize| self.list[u * unit.len()] as usize / unit.len();
+                paging.order_experts(self.layer, units.iter().map(|&u| expert(u)));
+                for &u in units {
+                    paging.read_expert(self.layer, expert(u))?;
+                    self.fill_matrices(lane, unit, &[u], Some(paging))?;
+                    paging.drop_expert(self.layer, expert(u));
+                }
+            }
+        }
+        let neurons = Neurons::List(self.list.into());
+        for (tensor, values) in self.share.vectors(self.sizing, self.layer, &neurons) {
+            lane.queue.write(tensor, &values.rows(0..1)?)?;
+        }
+        Ok(())
+    }
+
+    fn fill_matrices(
+        &self,
+        lane: &mut Lane,
+        unit: ExchangeUnit,
+        units: &[usize],
+        paging: Option<&Paging>,
+    ) -> Result<()> {
         let ffn = self.sizing.block(self.layer);
         let mut tensors = self.share.gate.iter().chain([&self.share.up, &self.share.down]);
         for packed in self.sizing.mode.packs(&lane.device, ffn, &Neurons::All) {
             // Bundled matrices are one tensor on the device, so the iterator skips to the next
             // pack.
             let Some(tensor) = tensors.nth(packed.cols.len() - 1) else { break };
+            let stored = paging.and_then(|paging| paging.stored_rows(&packed.rows));
+            let source = stored.unwrap_or(&packed.rows);
             for (slots, rows) in self.rows(&packed, unit, units) {
                 let bytes = match self.down.filter(|_| packed.pack.transpose) {
                     Some(down) => down.row(rows.start as usize)?,
-                    None => lane.device.pack_rows(&packed.pack, &packed.rows, rows)?,
+                    None => lane.device.pack_rows(&packed.pack, source, rows)?,
                 };
                 lane.queue.refill(tensor, slots, &bytes)?;
             }
-        }
-        let neurons = Neurons::List(self.list.into());
-        for (tensor, values) in self.share.vectors(self.sizing, self.layer, &neurons) {
-            lane.queue.write(tensor, &values.rows(0..1)?)?;
         }
         Ok(())
     }

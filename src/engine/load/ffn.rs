@@ -79,6 +79,7 @@ impl Loader<'_> {
                 Neurons::List(list) => list.partition_point(|&neuron| (neuron as usize) < n),
             }),
             activation: ffn.activation,
+            gaussian_cut: ffn.gaussian_cut,
             orientation: mode.orientation(ffn),
         })
     }

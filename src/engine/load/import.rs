@@ -11,7 +11,7 @@ use crate::converted::Weight;
 use crate::error::Result;
 use crate::ops::ffn::{FfnMode, PackedFfn};
 use crate::options::EngineOptions;
-use crate::paging::{Owner, PagedWeights};
+use crate::paging::{Owner, PagedWeights, row_count};
 
 impl Loader<'_> {
     /// Loads a pack onto `device`. Pages of the model file that were read only to copy them are
@@ -32,7 +32,8 @@ impl Loader<'_> {
             .and_then(|stored| converted.and_then(|packs| packs.find(label, pack, stored)));
         if let Some(bytes) = kept {
             let adopt = |bytes| Ok(device.adopt(pack, bytes)?);
-            let paged = paged.and_then(|paged| paged.page_pack(owner, &bytes, adopt));
+            let n_rows = row_count(pack);
+            let paged = paged.and_then(|paged| paged.page_pack(owner, n_rows, &bytes, adopt));
             return paged.unwrap_or_else(|| adopt(bytes));
         }
         let mapped = matches!(rows.source(), Source::Mapped(_));
@@ -99,7 +100,8 @@ pub fn to_repack(model: &Model, options: &EngineOptions, device: &Device) -> Vec
             add(format!("blk.{i}.{}", matrix.label()), pack, &rows);
         }
     }
-    for (label, rows) in [("token_embd", &model.token_embd), ("output", &model.output)] {
+    let ends = [("token_embd", Some(&model.token_embd)), ("output", model.output.as_ref())];
+    for (label, rows) in ends.into_iter().filter_map(|(label, rows)| Some((label, rows?))) {
         add(label.to_owned(), PackDesc::whole(rows.desc()), rows);
     }
     if let Some(by) = &model.per_layer {

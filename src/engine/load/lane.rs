@@ -137,7 +137,7 @@ impl Lane {
 
     pub(crate) fn head_scratch(&mut self, shape: &ScratchShape) -> Result<HeadScratch> {
         let [chosen, normed, logits] = shape.head();
-        self.queue.reserve(4 * shape.n_vocab)?;
+        self.queue.reserve(4 * shape.n_logits.max(shape.n_embd))?;
         Ok(HeadScratch {
             chosen: self.device.alloc(chosen.0, chosen.1)?,
             normed: self.device.alloc(normed.0, normed.1)?,

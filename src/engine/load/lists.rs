@@ -8,28 +8,34 @@ use hal::{Device, HostRows, Operand, PackDesc, Queue, RowSet, Slot, Source, Tens
 
 use placement::{LayerPlacement, Neurons};
 
+use super::Loader;
 use crate::error::Result;
-use crate::ops::predict::{Predictor, PredictorData, u32_desc, vector};
+use crate::ops::predict::{Predictor, PredictorData, u32_desc, vector as values};
+use crate::paging::Owner;
 use crate::size::lists::ListShape;
 
-impl Predictor<Tensor> {
-    /// Loads a layer's predictor onto `home`.
-    pub(crate) fn import(
-        home: &Device,
+impl Loader<'_> {
+    /// Loads a layer's predictor onto its home.
+    pub(crate) fn predictor(
+        &self,
         layer: usize,
         data: PredictorData<'_>,
         placed: &LayerPlacement,
     ) -> Result<Predictor<Tensor>> {
+        let home = &self.sizing.devices[placed.home];
         let import = |part: &str, rows: &HostRows| {
-            home.import(&format!("blk.{layer}.{part}"), &PackDesc::whole(rows.desc()), rows)
+            self.import_whole(home, Owner::Frame(layer), &format!("blk.{layer}.{part}"), rows)
+        };
+        let vector = |part: &str, rows: &HostRows| {
+            self.import_unpaged(home, &format!("blk.{layer}.{part}"), rows)
         };
         let slots = slots(placed, data.fc2.desc().n_rows);
-        let bias = data.bias.map(|bias| import("predictor_bias", &vector(bias)));
+        let bias = data.bias.map(|bias| vector("predictor_bias", &values(bias)));
         Ok(Predictor {
             fc1: data.fc1.map(|fc1| import("fc1", fc1)).transpose()?,
             fc2: import("fc2", data.fc2)?,
             bias: bias.transpose()?,
-            slots: import("slots", &slots)?,
+            slots: vector("slots", &slots)?,
             threshold: data.threshold,
             hidden: data.hidden,
             input: data.input,

@@ -4,6 +4,7 @@
 //! Programs are recorded later, in `record/`.
 
 pub(crate) mod ffn;
+pub(crate) mod held;
 mod import;
 pub(crate) mod lane;
 pub(crate) mod lists;
@@ -15,7 +16,7 @@ use std::ops::Range;
 use hal::{Device, KvCache, Mailbox, Operand, Tensor};
 
 use model::{Affine, Frame, LayerWeights};
-use placement::{CPU, DeviceIndex, LayerPlacement, Placement, Share};
+use placement::{CPU, DeviceIndex, LayerPlacement, Neurons, Placement, Share};
 
 use crate::error::Result;
 use crate::ops::embed::Embedding;
@@ -23,8 +24,9 @@ use crate::ops::memory::{self, Cache, Memory};
 use crate::ops::predict::{Predictor, vector};
 use crate::paging::{Owner, PagedWeights, Stops};
 use crate::size::scratch::ScratchShape;
-use crate::size::{Sizing, is_used};
+use crate::size::{Sizing, adding_device, is_used};
 use ffn::FfnTensors;
+use held::HeldExperts;
 use lane::{HeadScratch, Lane};
 
 /// A loaded layer, on its home device except for `remotes`.
@@ -51,6 +53,21 @@ pub(crate) struct RemoteShare {
     pub(crate) ffn: FfnTensors,
     /// Rows of this share in the numbering of absent rows over all remotes of the layer.
     pub(crate) rows: Range<u32>,
+    /// Present if `ffn` has all experts of the layer in the file's order, of which only some are
+    /// computed.
+    pub(crate) held: Option<HeldExperts>,
+}
+
+impl Layer {
+    /// Whether the CPU has this expert, if the CPU has any.
+    pub(crate) fn has_expert(&self, expert: usize) -> bool {
+        self.held_on(CPU).is_none_or(|held| held.has(expert))
+    }
+
+    /// The experts of the share on `device`, if it has all rows of the layer in the file's order.
+    pub(crate) fn held_on(&self, device: DeviceIndex) -> Option<&HeldExperts> {
+        self.remotes.iter().find(|remote| remote.device == device)?.held.as_ref()
+    }
 }
 
 /// The output norm and matrix.
@@ -58,7 +75,8 @@ pub(crate) struct RemoteShare {
 pub(crate) struct Head {
     pub(crate) device: DeviceIndex,
     pub(crate) norm: Affine<Tensor>,
-    pub(crate) output: Tensor,
+    /// The output matrix; `None` in encoders.
+    pub(crate) output: Option<Tensor>,
     /// Bias of the logits; `None` without one.
     pub(crate) bias: Option<Tensor>,
     pub(crate) scratch: HeadScratch,
@@ -108,7 +126,7 @@ pub(crate) fn lane_mut(lanes: &mut [Option<Lane>], device: DeviceIndex) -> &mut 
 /// Allocates and fills a model's tensors on devices.
 #[derive(Clone, Copy)]
 pub(crate) struct Loader<'a> {
-    pub(crate) sizing: Sizing<'a>,
+    pub(crate) sizing: &'a Sizing<'a>,
     /// Where the CPU's weights go that are partly on disk; `None` if all of them are in memory.
     pub(crate) paged: Option<&'a PagedWeights<'a>>,
     /// Called with the bytes of weights loaded so far and in total.
@@ -121,13 +139,13 @@ impl Loader<'_> {
     /// # Errors
     /// Device errors; [`hal::Error::OutOfMemory`] if a device has less memory than planned.
     pub(crate) fn load(&self, placement: &Placement) -> Result<LoadedModel> {
-        let sizing = &self.sizing;
+        let sizing = self.sizing;
         let shape = sizing.scratch();
         let buckets = sizing.options.buckets();
         let mut lanes = Vec::new();
         for (index, device) in sizing.devices.iter().enumerate() {
             let used = is_used(placement, index);
-            let lane = used.then(|| Lane::new(device, &shape, &buckets)).transpose()?;
+            let lane = used.then(|| Lane::new(device, shape, &buckets)).transpose()?;
             // What is left of the budget holds weights, so it must be known.
             if lane.is_some() && (index != CPU || self.paged.is_some()) {
                 device.reserve_workspace(sizing.workspace(index))?;
@@ -146,14 +164,14 @@ impl Loader<'_> {
             (self.progress)(done, total);
         }
         let embed = self.embedding(&sizing.devices[placement.embed])?;
-        let head = self.head(placement, &mut lanes, &shape, &embed.tokens)?;
+        let head = self.head(placement, &mut lanes, shape, &embed.tokens)?;
         let guess = self.guess(&lanes)?;
         Ok(LoadedModel { lanes, layers, embed, head, stops: Vec::new(), guess })
     }
 
     /// For each device, a mailbox for each split layer whose home it is.
     fn mailboxes(&self, placement: &Placement) -> Result<Vec<Vec<Mailbox>>> {
-        let sizing = &self.sizing;
+        let sizing = self.sizing;
         let mut all = Vec::new();
         for (home, device) in sizing.devices.iter().enumerate() {
             all.push(match sizing.n_mailboxes(placement, home) {
@@ -172,7 +190,7 @@ impl Loader<'_> {
         mailboxes: &mut [Vec<Mailbox>],
     ) -> Result<Layer> {
         let index = before.len();
-        let Sizing { model, devices, options, mode } = self.sizing;
+        let Sizing { model, devices, options, mode, .. } = *self.sizing;
         let weights: &LayerWeights = &model.layers[index];
         let device = &devices[placed.home];
         let import = |part: &str, rows: &hal::HostRows| {
@@ -181,11 +199,7 @@ impl Loader<'_> {
         };
         let n_ff = weights.n_ff();
         let is_empty = |share: &Share| share.neurons.len(n_ff) == 0;
-        // The home device adds `bias_down` if it has neurons of the layer, so that an exchange of
-        // neurons does not move `bias_down`.
-        let used: Vec<_> = placed.shares.iter().filter(|share| !is_empty(share)).collect();
-        let on_home = used.iter().find(|share| share.device == placed.home);
-        let adding = on_home.or(used.first()).map(|share| share.device);
+        let adding = adding_device(placed, n_ff);
         let mut own = None;
         let mut remotes = Vec::new();
         let mut n_remote = 0;
@@ -195,18 +209,20 @@ impl Loader<'_> {
                 continue;
             }
             let adds = Some(share.device) == adding;
-            let ffn = self.share(on, index, &share.neurons, adds)?;
+            let held = self.held_experts(index, placed, share);
+            let neurons = if held.is_some() { &Neurons::All } else { &share.neurons };
+            let ffn = self.share(on, index, neurons, adds)?;
             if share.device == placed.home {
                 own = Some(ffn);
             } else {
                 let rows = n_remote..n_remote + share.neurons.len(n_ff) as u32;
                 n_remote = rows.end;
-                remotes.push(RemoteShare { device: share.device, ffn, rows });
+                remotes.push(RemoteShare { device: share.device, ffn, rows, held });
             }
         }
         let mailbox = if remotes.is_empty() { None } else { mailboxes[placed.home].pop() };
         let data = mode.predictor(model, options, index);
-        let predictor = data.map(|data| Predictor::import(device, index, data, placed));
+        let predictor = data.map(|data| self.predictor(index, data, placed));
         let predictor = predictor.transpose()?;
         Ok(Layer {
             frame: weights.frame.try_map(&mut |part, rows| import(part, rows))?,
@@ -222,10 +238,23 @@ impl Loader<'_> {
         })
     }
 
+    /// The experts of a share that the CPU uses in place; `None` for any other share.
+    fn held_experts(
+        &self,
+        index: usize,
+        placed: &LayerPlacement,
+        share: &Share,
+    ) -> Option<HeldExperts> {
+        let Neurons::List(list) = &share.neurons else { return None };
+        let ffn = self.sizing.block(index);
+        let held = self.sizing.holds_experts(index, placed, share);
+        held.then(|| HeldExperts::new(ffn.n_expert().unwrap_or(1), ffn.n_per_expert(), list))
+    }
+
     /// Allocates the KV cache or recurrent state of the next layer, unless it uses the cache of one
     /// of the layers `before` it.
     fn memory(&self, device: &Device, before: &[Layer]) -> Result<Memory<Tensor>> {
-        let Sizing { model, options, .. } = self.sizing;
+        let Sizing { model, options, .. } = *self.sizing;
         let weights = &model.layers[before.len()];
         let shapes = memory::of_mixer(&memory::shapes(weights), options);
         let cache = match shapes.cache {
@@ -268,15 +297,15 @@ impl Loader<'_> {
         shape: &ScratchShape,
         embed: &Tensor,
     ) -> Result<Head> {
-        let Sizing { model, devices, .. } = self.sizing;
+        let Sizing { model, devices, .. } = *self.sizing;
         let device = &devices[placement.head];
         let import = |label: &str, rows: &hal::HostRows| {
             self.import_whole(device, Owner::Model, label, rows)
         };
-        let output = if model.is_tied() && placement.head == placement.embed {
-            embed.clone()
-        } else {
-            import("output", &model.output)?
+        let output = match &model.output {
+            Some(_) if model.is_tied() && placement.head == placement.embed => Some(embed.clone()),
+            Some(output) => Some(import("output", output)?),
+            None => None,
         };
         let lane = lane_mut(lanes, placement.head);
         Ok(Head {

@@ -198,16 +198,17 @@ impl ProgramRecorder<'_> {
     /// observed.
     pub(super) fn head_program(&self) -> Result<Option<HeadProgram>> {
         let ProgramRecorder { recording, loaded, n, inputs, .. } = *self;
-        if !inputs {
-            return Ok(None);
-        }
         let (model, head) = (recording.model(), &loaded.head);
+        let (Some(w), Some(matrix), true) = (head.output.clone(), model.output.clone(), inputs)
+        else {
+            return Ok(None);
+        };
         let lane = loaded.lane(head.device);
         let scratch = view(&lane.scratch, n);
         let mut norm = lane.device.record("observed output norm");
         norm.push(residual_norm(model, &scratch.x, &head.norm, &scratch.h))?;
         let mut recorder = lane.device.record("observed logits");
-        let (w, output) = (head.output.clone(), head.scratch.logits.rows(0..n));
+        let output = head.scratch.logits.rows(0..n);
         let bias = head.bias.clone();
         recorder.push(MatMul { w, x: scratch.h.clone(), bias, y: output.clone() })?;
         let cap = model.hyper.logit_softcap;
@@ -218,7 +219,7 @@ impl ProgramRecorder<'_> {
             device: head.device,
             norm: norm.finish()?,
             logits: recorder.finish()?,
-            input: InputRead { x: scratch.h, matrices: vec![model.output.clone()] },
+            input: InputRead { x: scratch.h, matrices: vec![matrix] },
             output,
         }))
     }

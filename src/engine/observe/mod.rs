@@ -127,6 +127,8 @@ struct LayerPrograms {
 struct ShareProgram {
     device: DeviceIndex,
     neurons: Neurons,
+    /// Whether the outputs have all neurons of the layer, in the file's order.
+    in_file_order: bool,
     program: Program,
     products: Products,
 }
@@ -238,8 +240,8 @@ impl ProgramRecorder<'_> {
                 recorder.push(op)?;
             }
             let (device, neurons) = (share.device, share.neurons.clone());
-            let program = recorder.finish()?;
-            shares.push(ShareProgram { device, neurons, program, products });
+            let (program, in_file_order) = (recorder.finish()?, layer.held_on(device).is_some());
+            shares.push(ShareProgram { device, neurons, in_file_order, program, products });
         }
         Ok(shares)
     }
@@ -379,17 +381,20 @@ impl HostBuffers {
                 queue.write(&scratch.handed, bytemuck::cast_slice(&self.x))?;
             }
             queue.replay(&share.program)?.wait()?;
-            let ShareProgram { products: Products { gate, up }, neurons, .. } = share;
+            let ShareProgram { products: Products { gate, up }, .. } = share;
             let mut fetch = |from: &Tensor, to: &mut [f32]| {
                 self.part.resize(from.desc().n_rows * from.desc().n_cols, 0.0);
                 queue.read_f32(from, &mut self.part)?;
-                scatter(&self.part, neurons, to, block.n_ff);
+                share.scatter(&self.part, to, block.n_ff);
                 Ok::<_, Error>(())
             };
             fetch(up, &mut self.up)?;
             if let Some(gate) = gate {
                 fetch(gate, &mut self.gate)?;
             }
+        }
+        if let Some(factor) = block.gaussian_cut {
+            self.gate.chunks_exact_mut(block.n_ff.max(1)).for_each(|gate| cut(gate, factor));
         }
         Ok(())
     }
@@ -410,13 +415,24 @@ impl HostBuffers {
     }
 }
 
-/// Copies the products of a share, token by token, to the indices of their neurons.
-fn scatter(part: &[f32], neurons: &Neurons, all: &mut [f32], n_ff: usize) {
-    match neurons {
-        Neurons::All => all.copy_from_slice(part),
-        Neurons::List(list) => {
-            for (part, all) in part.chunks_exact(list.len()).zip(all.chunks_exact_mut(n_ff)) {
-                list.iter().zip(part).for_each(|(&neuron, &value)| all[neuron as usize] = value);
+/// Replaces a token's gates by what exceeds their cut-off ([`hal::op::Skip::GaussianCut`]).
+fn cut(gate: &mut [f32], factor: f32) {
+    let n = gate.len() as f32;
+    let mean = gate.iter().sum::<f32>() / n;
+    let variance = gate.iter().map(|gate| (gate - mean).powi(2)).sum::<f32>() / n;
+    let cut = mean + factor * variance.sqrt();
+    gate.iter_mut().for_each(|gate| *gate = (*gate - cut).max(0.0));
+}
+
+impl ShareProgram {
+    /// Copies products, token by token, to the indices of their neurons.
+    fn scatter(&self, part: &[f32], all: &mut [f32], n_ff: usize) {
+        let Neurons::List(list) = &self.neurons else { return all.copy_from_slice(part) };
+        let n_rows = if self.in_file_order { n_ff } else { list.len() };
+        for (part, all) in part.chunks_exact(n_rows).zip(all.chunks_exact_mut(n_ff)) {
+            for (row, &neuron) in list.iter().enumerate() {
+                let neuron = neuron as usize;
+                all[neuron] = part[if self.in_file_order { neuron } else { row }];
             }
         }
     }

@@ -9,7 +9,7 @@ use model::{Affine, Model, PerLayerEmbedding};
 use super::layer::{matmul, norm};
 use super::scratch::{Role, Scratch};
 
-/// Token embedding, its norm, learned positions and per-layer embeddings.
+/// Token embedding, learned positions, token type, their norm, and per-layer embeddings.
 #[derive(Debug)]
 pub(crate) struct Embedding<T> {
     pub(crate) tokens: T,
@@ -18,6 +18,8 @@ pub(crate) struct Embedding<T> {
     /// Table of learned positions, and the number of rows before the row of position 0; `None`
     /// without learned positions.
     positions: Option<(T, usize)>,
+    /// The vector of the first token type; `None` without token types.
+    token_type: Option<T>,
     per_layer: Option<PerLayerEmbedding<T>>,
 }
 
@@ -27,7 +29,7 @@ impl<T> Embedding<T> {
         model: &Model,
         f: &mut dyn FnMut(&'static str, &HostRows) -> Result<T, E>,
     ) -> Result<Embedding<T>, E> {
-        let Model { token_embd, embedding_norm, positions, per_layer, .. } = model;
+        let Model { token_embd, embedding_norm, positions, token_type, per_layer, .. } = model;
         let positions = positions
             .as_ref()
             .map(|table| Ok::<_, E>((f("position_embd", &table.rows)?, table.offset)));
@@ -38,6 +40,7 @@ impl<T> Embedding<T> {
                 .map(|norm| norm.try_map("token_embd_norm", f))
                 .transpose()?,
             positions,
+            token_type: token_type.as_ref().map(|row| f("token_types", row)).transpose()?,
             per_layer: per_layer.as_ref().map(|by| by.try_map(f)).transpose()?,
         })
     }
@@ -47,19 +50,22 @@ impl<T: Operand> Embedding<T> {
     /// Ops from the tokens of `batch` to the residual and the per-layer embeddings in `scratch`.
     pub(crate) fn ops(&self, model: &Model, scratch: &Scratch<T>, batch: &Batch<T>) -> Vec<Op<T>> {
         let n_embd = model.hyper.n_embd;
+        let x = if self.norm.is_some() { &scratch.h } else { &scratch.x };
         let rows = GetRows {
             table: self.tokens.clone(),
             batch: batch.clone(),
-            y: if self.norm.is_some() { scratch.h.clone() } else { scratch.x.clone() },
+            y: x.clone(),
             scale: model.hyper.embedding_factor(),
         };
         let mut ops = vec![rows.into()];
-        if let Some(by) = &self.norm {
-            ops.push(norm(model, &scratch.h, by, &scratch.x).into());
+        // All positions past the only row of `token_type` use this row.
+        let rows = self.token_type.iter().map(|row| (row, 0));
+        for (table, offset) in self.positions.iter().map(|(table, n)| (table, *n)).chain(rows) {
+            let (table, batch, x) = (table.clone(), batch.clone(), x.clone());
+            ops.push(AddPositions { table, batch, x, offset }.into());
         }
-        if let Some((table, offset)) = &self.positions {
-            let (table, batch, x) = (table.clone(), batch.clone(), scratch.x.clone());
-            ops.push(AddPositions { table, batch, x, offset: *offset }.into());
+        if let Some(by) = &self.norm {
+            ops.push(norm(model, x, by, &scratch.x).into());
         }
         let Some(by) = &self.per_layer else { return ops };
         let n_all = by.table.desc().n_cols;

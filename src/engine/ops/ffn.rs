@@ -11,7 +11,7 @@ use model::{self, Affine, Ffn, FfnMatrix, Model};
 use placement::{Cut, Neurons};
 
 use super::predict::{PredictorData, vector};
-use crate::options::{DenseFrom, EngineOptions, Sparsity};
+use crate::options::{DenseFrom, EngineOptions, NeuronReads, Sparsity};
 
 /// How the feed-forward blocks of a model are run; the same for all layers.
 #[derive(Clone, Copy, Debug)]
@@ -46,7 +46,9 @@ impl FfnMode {
             predicts: options.predicts(model),
             from_side_file: options.chooser_layers().is_some(),
             repack: options.repack,
-            bundles: options.repack && options.paging.is_none(),
+            // Weights on disk are bundled only if single neurons are read, so that less is repacked.
+            bundles: options.repack
+                && options.paging.is_none_or(|paging| paging.neurons == NeuronReads::Bundles),
             dense_from: options.dense_from,
         }
     }
@@ -110,6 +112,8 @@ impl FfnMode {
             Down::AcrossNeurons if ffn.experts.is_some() => ffn.down.w.desc().n_cols,
             Down::AcrossNeurons => ffn.down.w.desc().format.block_values(),
         };
+        // The cut-off depends on all neurons.
+        let unit = |ffn: &Ffn| ffn.gaussian_cut.map_or_else(|| unit(ffn), |_| ffn.n_ff());
         let layers = model.layers.iter();
         layers.map(|layer| Cut::new(layer.n_ff(), layer.ffn.as_ref().map_or(1, unit))).collect()
     }
@@ -117,7 +121,8 @@ impl FfnMode {
     /// Whether a predictor lists the block's neurons.
     fn lists(self, ffn: &Ffn) -> bool {
         let known = self.from_side_file || ffn.predictor.is_some();
-        self.predicts && known && self.orientation(ffn) == Down::ByNeuron
+        let whole = ffn.gaussian_cut.is_some();
+        self.predicts && known && !whole && self.orientation(ffn) == Down::ByNeuron
     }
 
     /// Number of matrices that are bundled on `device`; 0 for none. If a predictor lists neurons, a
@@ -248,12 +253,12 @@ impl FfnMode {
             bias_up: share.bias_up,
             bias_down: share.bias_down,
             // The shared expert has no thresholds and is computed whole.
-            skip: if self.skip == Skip::BelowPerRow && share.threshold.is_none() {
-                Skip::Never
-            } else {
-                self.skip
+            skip: match share.gaussian_cut {
+                Some(factor) => Skip::GaussianCut(factor),
+                None if self.skip == Skip::BelowPerRow && share.threshold.is_none() => Skip::Never,
+                None => self.skip,
             },
-            threshold: share.threshold,
+            threshold: share.threshold.filter(|_| share.gaussian_cut.is_none()),
             expert_weights: weights,
             rows,
             dense_from: self.dense_from.at(x.desc().n_rows),
@@ -297,6 +302,7 @@ impl FfnMode {
             threshold: (self.skip == Skip::BelowPerRow).then(|| TensorDesc::new(1, n, Format::F32)),
             experts: self.expert_ranges(ffn, |below| below.min(n)),
             activation: ffn.activation,
+            gaussian_cut: ffn.gaussian_cut,
             orientation,
         }
     }
@@ -386,5 +392,7 @@ pub(crate) struct FfnShare<T> {
     pub(crate) threshold: Option<T>,
     pub(crate) experts: Option<ExpertRanges>,
     pub(crate) activation: Activation,
+    /// Factor of the gates' cut-off; `None` without one.
+    pub(crate) gaussian_cut: Option<f32>,
     pub(crate) orientation: Down,
 }

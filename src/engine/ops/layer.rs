@@ -11,6 +11,7 @@ use model::{
     Affine, Experts, Frame, LayerWeights, Mixer, Model, PredictorInput, RouterInput, SharedExpert,
 };
 
+use super::altup;
 use super::ffn::{FfnMode, FfnOperands, FfnShare};
 use super::memory::Memory;
 use super::predict::{Input, Predictor};
@@ -76,6 +77,9 @@ pub(crate) fn scratch_of(model: &Model, layer: &LayerWeights) -> Vec<(Role, usiz
         all.extend([(Role::LayerInputs, n_inputs), (Role::LayerInputsPart, n_inputs)]);
         all.extend([(Role::LayerInput, width), (Role::LayerGate, width)]);
     }
+    if let Some(by) = &frame.altup {
+        all.extend(altup::scratch_of(by));
+    }
     if let Some(by) = &frame.input_scale {
         all.extend([(Role::ExpertWeight, 1), (Role::ExpertScores, by.identity.desc().n_rows)]);
     }
@@ -121,6 +125,7 @@ pub(crate) fn shared_share<T: Clone>(shared: &SharedExpert<T>) -> FfnShare<T> {
         threshold: None,
         experts: None,
         activation,
+        gaussian_cut: None,
         orientation: Down::AcrossNeurons,
     }
 }
@@ -136,24 +141,27 @@ impl<T: Operand> LayerOps<'_, T> {
     pub(crate) fn before_neurons(&self) -> Vec<Op<T>> {
         let (s, frame) = (self.scratch, self.frame);
         let mut ops = Vec::new();
+        self.predict_streams(&mut ops);
         self.route(&mut ops, RouterInput::Layer, &s.x);
         let early = frame.early_experts.then(|| s.at(Role::ExpertInput, self.model.hyper.n_embd));
         if let (Some(early), Some(norm)) = (early, &frame.ffn_norm) {
             ops.push(residual_norm(self.model, &s.x, norm, early));
         }
         self.input(&mut ops, frame.attn_norm.as_ref(), self.has_mixer());
+        self.laurel(&mut ops);
         self.mix(&mut ops);
         if !self.is_parallel() && self.has_mixer() {
             self.add(&mut ops, frame.post_attn_norm.as_ref(), frame.post_eps[0]);
+            self.add_input(&mut ops);
+            self.add_laurel(&mut ops);
         }
         let reads_residual = self.facts.ffn.is_some() && !self.is_parallel();
         match early {
             Some(early) => ops.push(self.copy(early, &s.h)),
             None => self.input(&mut ops, frame.ffn_norm.as_ref(), reads_residual),
         }
-        if let Mixer::Rwkv7(by) = &frame.mixer {
-            self.shift_channels(&mut ops, by);
-        }
+        self.mix_channels(&mut ops);
+        self.shift_channels(&mut ops);
         self.route(&mut ops, RouterInput::Ffn, &s.h);
         self.scale_input(&mut ops);
         if let Some(norm) = &frame.router_norm {
@@ -203,10 +211,12 @@ impl<T: Operand> LayerOps<'_, T> {
     pub(crate) fn after_neurons(&self) -> Vec<Op<T>> {
         let mut ops = Vec::new();
         self.join_dense(&mut ops);
+        self.gate_channels(&mut ops);
         if self.facts.ffn.is_some() || (self.is_parallel() && self.has_mixer()) {
             let eps = self.frame.post_eps[1];
             self.add(&mut ops, self.frame.post_ffn_norm.as_ref(), eps);
         }
+        self.correct_streams(&mut ops);
         self.per_layer(&mut ops);
         if let Some(scale) = &self.frame.out_scale {
             let (g, x) = (scale.clone(), self.scratch.x.clone());
@@ -232,7 +242,8 @@ impl<T: Operand> LayerOps<'_, T> {
         ops.push(Add { a: a.clone(), x: s.y.clone() }.into());
     }
 
-    /// Adds the contribution of the tokens' per-layer embeddings to the residual.
+    /// Adds the contribution of the tokens' per-layer embeddings to the residual, or to the other
+    /// residual streams.
     fn per_layer(&self, ops: &mut Vec<Op<T>>) {
         let (s, hyper) = (self.scratch, &self.model.hyper);
         let Some(by) = &self.frame.per_layer else { return };
@@ -252,7 +263,12 @@ impl<T: Operand> LayerOps<'_, T> {
         let (g, x) = (gate.clone(), input.clone());
         ops.push(Mul { g, x, activation: GateActivation::Gelu }.into());
         ops.push(matmul(&by.proj, input, &s.y));
-        self.add(ops, Some(&by.norm), hyper.eps);
+        if let Some(altup) = &self.frame.altup {
+            ops.push(self.norm(&s.y, &by.norm, &s.h));
+            self.add_to_streams(ops, altup);
+        } else {
+            self.add(ops, Some(&by.norm), hyper.eps);
+        }
     }
 
     fn has_mixer(&self) -> bool {
@@ -271,14 +287,27 @@ impl<T: Operand> LayerOps<'_, T> {
     /// whose epsilon is `eps`.
     fn add(&self, ops: &mut Vec<Op<T>>, post_norm: Option<&Affine<T>>, eps: f32) {
         let s = self.scratch;
+        let norm = |x: &T, by: &Affine<T>, y: &T| Norm { eps, ..norm(self.model, x, by, y) }.into();
         let a = match post_norm {
+            Some(by) if self.frame.sum_norms => {
+                ops.push(Add { a: s.x.clone(), x: s.y.clone() }.into());
+                return ops.push(norm(&s.y, by, &s.x));
+            }
             Some(by) => {
-                ops.push(Norm { eps, ..norm(self.model, &s.y, by, &s.h) }.into());
+                ops.push(norm(&s.y, by, &s.h));
                 &s.h
             }
             None => &s.y,
         };
         ops.push(Add { a: a.clone(), x: s.x.clone() }.into());
+    }
+
+    /// Adds the layer's input, a copy of which is in `h`, to the residual after the mixer, and norms
+    /// the sum, in layers with such a norm.
+    fn add_input(&self, ops: &mut Vec<Op<T>>) {
+        let (s, Some(by)) = (self.scratch, &self.frame.input_sum_norm) else { return };
+        ops.push(Add { a: s.x.clone(), x: s.h.clone() }.into());
+        ops.push(self.norm(&s.h, by, &s.x));
     }
 
     /// Selects experts from `x`, if `input` is the input of the router.

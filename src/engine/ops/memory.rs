@@ -103,6 +103,10 @@ fn state_widths(mixer: &Mixer<TensorDesc>) -> Vec<usize> {
         }
         Mixer::Mamba1(by) => vec![conv(&by.x_conv.w), by.sizes.d_inner * by.sizes.d_state],
         Mixer::Mamba2(by) => mamba2(by),
+        Mixer::Rwkv6(by) => {
+            let wkv = by.n_head * by.d_head * by.d_head;
+            by.shifts().map(conv).chain([wkv]).collect()
+        }
         Mixer::Rwkv7(by) => {
             let wkv = by.n_head * by.d_head * by.d_head;
             by.shifts().map(conv).chain([wkv]).collect()

@@ -12,8 +12,8 @@ use model::{
 };
 
 use super::layer::{LayerOps, matmul};
-use super::rwkv7;
 use super::scratch::Role;
+use super::{rwkv6, rwkv7};
 
 /// Scratch that a mixer needs in addition to the scratch of all layers, as roles and numbers of
 /// columns.
@@ -40,6 +40,7 @@ pub(crate) fn scratch_of(mixer: &Mixer<TensorDesc>) -> Vec<(Role, usize)> {
         }
         Mixer::Mamba1(by) => mamba1_scratch(by),
         Mixer::Mamba2(by) => mamba2_scratch(by),
+        Mixer::Rwkv6(by) => rwkv6::scratch_of(by),
         Mixer::Rwkv7(by) => rwkv7::scratch_of(by),
         Mixer::Parallel { attention, mamba } => {
             let mut all = attention_scratch(attention);
@@ -125,7 +126,8 @@ impl<T: Operand> LayerOps<'_, T> {
             Mixer::GatedDelta(by) => self.gated_delta(ops, by),
             Mixer::Mamba1(by) => self.mamba1(ops, by),
             Mixer::Mamba2(by) => self.mamba2(ops, by),
-            Mixer::Rwkv7(by) => self.time_mix(ops, by),
+            Mixer::Rwkv6(by) => self.time_mix_6(ops, by),
+            Mixer::Rwkv7(by) => self.time_mix_7(ops, by),
             Mixer::Parallel { attention, mamba } => {
                 let sum = self.scratch.at(Role::Summand, self.model.hyper.n_embd);
                 self.attention(ops, attention, sum);

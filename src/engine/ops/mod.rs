@@ -3,6 +3,7 @@
 //!
 //! Tensors are allocated in `load/`, programs are recorded in `record/`.
 
+mod altup;
 pub(crate) mod embed;
 pub(crate) mod ffn;
 pub(crate) mod layer;
@@ -10,5 +11,6 @@ pub(crate) mod memory;
 pub(crate) mod mixer;
 pub(crate) mod predict;
 mod recurrent;
+mod rwkv6;
 mod rwkv7;
 pub(crate) mod scratch;

@@ -5,13 +5,13 @@ use hal::op::{
 };
 use hal::{Operand, TensorDesc};
 
-use model::{Gate, Rwkv7};
+use model::{Gate, Mixer, Rwkv7};
 
 use super::layer::{LayerOps, matmul};
 use super::scratch::Role;
 
 /// Epsilon of the norm of a head's output.
-const HEAD_EPS: f32 = 64e-5;
+pub(super) const HEAD_EPS: f32 = 64e-5;
 
 /// Scratch of a time mix, as roles and numbers of columns.
 pub(super) fn scratch_of(by: &Rwkv7<TensorDesc>) -> Vec<(Role, usize)> {
@@ -39,7 +39,7 @@ pub(super) fn scratch_of(by: &Rwkv7<TensorDesc>) -> Vec<(Role, usize)> {
 
 impl<T: Operand> LayerOps<'_, T> {
     /// `y = out . ((norm(wkv(r, w, k, v, a)) + bonus) * gate)`.
-    pub(super) fn time_mix(&self, ops: &mut Vec<Op<T>>, by: &Rwkv7<T>) {
+    pub(super) fn time_mix_7(&self, ops: &mut Vec<Op<T>>, by: &Rwkv7<T>) {
         let (s, n) = (self.scratch, by.n_head * by.d_head);
         let at = |role, n| s.at(role, n).clone();
         let [r, w, k, a] =
@@ -144,20 +144,25 @@ impl<T: Operand> LayerOps<'_, T> {
     }
 
     /// Shifts the input `h` of the feed-forward block.
-    pub(super) fn shift_channels(&self, ops: &mut Vec<Op<T>>, by: &Rwkv7<T>) {
+    pub(super) fn shift_channels(&self, ops: &mut Vec<Op<T>>) {
+        let Mixer::Rwkv7(by) = &self.frame.mixer else { return };
+        let [.., state, _] = self.memory.states.as_slice() else { return };
+        self.shift_input(ops, &by.channel_shift, state);
+    }
+
+    /// Shifts `h` in place.
+    pub(super) fn shift_input(&self, ops: &mut Vec<Op<T>>, weight: &T, state: &T) {
         let s = self.scratch;
-        let states = &self.memory.states;
-        let Some(state) = states.len().checked_sub(2).and_then(|at| states.get(at)) else { return };
         let width = s.h.desc().n_cols;
         let shifted = s.at(Role::Shifted, width);
-        ops.push(self.shift(&s.h, &by.channel_shift, state, shifted));
+        ops.push(self.shift(&s.h, weight, state, shifted));
         let columns = HeadColumns { first: 0, step: width };
         let (x, y) = (shifted.clone(), s.h.clone());
         ops.push(CopyHeads { x, y, n_head: 1, width, from: columns, to: columns }.into());
     }
 
     /// A token shift as a convolution over two tokens.
-    fn shift(&self, x: &T, weight: &T, state: &T, y: &T) -> Op<T> {
+    pub(super) fn shift(&self, x: &T, weight: &T, state: &T, y: &T) -> Op<T> {
         ShortConv {
             x: x.clone(),
             weight: weight.clone(),

@@ -70,6 +70,28 @@ pub(crate) enum Role {
     StepNormed,
     /// The mean of a token's input and of the input before it (RWKV).
     Shifted,
+    /// The token's input subtracted from the input before it (RWKV-6).
+    Difference,
+    /// The input of one product (RWKV-6).
+    MixedInput,
+    /// Gate of the feed-forward block's output, kept while the block is computed (RWKV-6).
+    ChannelGate,
+    /// The residual streams, kept during a step (Gemma 3n).
+    Streams,
+    /// The streams predicted before a layer.
+    Predicted,
+    /// A summand of the streams.
+    StreamPart,
+    /// Output of the streams' router.
+    StreamRouting,
+    /// Shares of one stream in all.
+    StreamShares,
+    /// Length of the first stream.
+    StreamLength,
+    /// The low-rank residual; at the end, a stream.
+    Laurel,
+    /// The low-rank residual between its two matrices.
+    LaurelLow,
     /// Values of the first layer, kept during a step (RWKV-7).
     FirstValue,
     /// Output of attention in parallel with another mixer.
@@ -119,6 +141,17 @@ impl Role {
             Role::Step => "step",
             Role::StepNormed => "step_normed",
             Role::Shifted => "shifted",
+            Role::Difference => "difference",
+            Role::MixedInput => "mixed_input",
+            Role::ChannelGate => "channel_gate",
+            Role::Streams => "streams",
+            Role::Predicted => "predicted",
+            Role::StreamPart => "stream_part",
+            Role::StreamRouting => "stream_routing",
+            Role::StreamShares => "stream_shares",
+            Role::StreamLength => "stream_length",
+            Role::Laurel => "laurel",
+            Role::LaurelLow => "laurel_low",
             Role::FirstValue => "first_value",
             Role::Summand => "summand",
             Role::LayerInputs => "layer_inputs",
@@ -192,8 +225,15 @@ impl<T> Scratch<T> {
         self.find(role, cols).expect("scratch is allocated for all layers")
     }
 
+    /// What layers pass on beside the residual, each of one size in all layers: values of the first
+    /// layer, residual streams.
+    pub(crate) fn passed_on(&self) -> impl Iterator<Item = &T> {
+        let passed = |role: Role| matches!(role, Role::FirstValue | Role::Streams);
+        self.by_role.iter().filter(move |(role, ..)| passed(*role)).map(|(_, _, tensor)| tensor)
+    }
+
     /// The tensor of `cols` columns for `role`; `None` if no layer uses it.
-    pub(crate) fn find(&self, role: Role, cols: usize) -> Option<&T> {
+    fn find(&self, role: Role, cols: usize) -> Option<&T> {
         let found = self.by_role.iter().find(|known| (known.0, known.1) == (role, cols));
         found.map(|(_, _, tensor)| tensor)
     }

@@ -4,33 +4,48 @@
 //! What all tokens need is pinned first; if it does not fit, the same share of each layer is pinned,
 //! and the rest is read in turn, layer after layer, in chunks. The experts of a MoE block are units
 //! of their own, kept by how often they are used. A program is cut at a *stop* where units must be
-//! in memory: before a layer, and after a router. Kernels know nothing of this: a unit that is not
-//! resident is never read.
+//! in memory: before a layer, and after a router. The CPU's share of a layer of another device has no
+//! stop: the host makes its units resident when it answers the hand-off. Kernels know nothing of
+//! this: a unit that is not resident is never read.
 //!
-//! Single neurons that a predictor chooses are not units: their rows are 2 KiB in three places of
-//! the file, and a disk that reads 1 GB/s in large blocks reads a tenth of that in such blocks
+//! Placement comes first: weights on other devices are not pinned, take no room among the resident
+//! units, and are not read after they were loaded.
+//!
+//! Neurons that a predictor chooses can be units of their own. Their rows are 2 KiB in three places
+//! of the file, so a repack file has the rows of each neuron together
+//! ([`crate::NeuronReads::Bundles`]). A disk reads fewer bytes a second in such small reads, so
+//! where that costs more than it saves, neurons are read with their layer
 //! (docs/measurements/tiers.md).
 
 mod plan;
+mod units;
 mod weights;
 
 use std::sync::atomic::AtomicBool;
 
-use hal::{Bytes, Reservation};
+use hal::{Bytes, HostRowSet, HostRows, Reservation};
 use store::{Store, StoreStats, UnitId};
 
 use crate::error::Result;
-pub use plan::least_paged;
 pub(crate) use plan::{LayerUnits, NeuronUnits, Parts, Plan};
-pub(crate) use weights::{Owner, PagedWeights};
+pub(crate) use weights::{Owner, PagedMatrix, PagedWeights, row_count};
 
 /// A guessed expert is read ahead if its weight is at least this part of the token's highest one.
 const SURE: f32 = 0.75;
 
-/// Sizes of the tiers below the devices.
+/// Seconds of a core for each single neuron that is read: memory from the system and back, and what
+/// the cache decides. Measured on Zen 3 (docs/measurements/tiers.md).
+const ROW_SECONDS: f64 = 10e-6;
+
+/// Sizes of the tiers: devices, memory, disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Tiers {
-    /// Bytes of all weights that the CPU uses.
+    /// Bytes of weights on devices other than the CPU, as in the file.
+    pub devices: Bytes,
+    /// Bytes of weights that are copied to memory and stay there: repacked ones, and neurons on the
+    /// CPU of layers that are not split into whole experts.
+    pub copies: Bytes,
+    /// Bytes of all other weights that the CPU uses.
     pub weights: Bytes,
     /// Bytes of weights that are always in memory.
     pub pinned: Bytes,
@@ -40,15 +55,79 @@ pub struct Tiers {
     /// pinned; of experts, the share that is not resident, by the profile, or as if all experts
     /// were used equally often.
     pub read_per_token: Bytes,
+    /// The part of `read_per_token` that is known before the step, so that it is read while the
+    /// layers before compute.
+    pub read_ahead: Bytes,
+    /// The part of `read_per_token` that are single neurons, and their number.
+    pub rows_per_token: Bytes,
+    /// See `rows_per_token`.
+    pub row_reads_per_token: f64,
+    /// Bytes that the largest prefill step reads by the estimate: the experts of all its tokens.
+    pub read_per_prompt: Bytes,
     /// Bytes of weights that a token needs.
     pub needed_per_token: Bytes,
+    /// Whether the use of experts is that of a profile; otherwise all are taken to be used equally
+    /// often.
+    pub by_profile: bool,
 }
 
 impl Tiers {
+    /// Bytes of weights in memory, copies included.
+    #[must_use]
+    pub fn in_memory(&self) -> Bytes {
+        self.copies + self.pinned + self.cache
+    }
+
     /// Bytes of weights that stay on disk at any time.
     #[must_use]
     pub fn on_disk(&self) -> Bytes {
         self.weights - self.pinned - self.cache
+    }
+
+    /// The share of the bytes that a token needs that is in memory by the estimate.
+    #[must_use]
+    pub fn hits(&self) -> f64 {
+        1.0 - self.read_per_token.0 as f64 / self.needed_per_token.0.max(1) as f64
+    }
+
+    /// Estimated seconds of a token that takes `computed` seconds with all weights in memory.
+    /// Experts and single neurons are read once they are chosen, everything else while the CPU
+    /// computes.
+    #[must_use]
+    pub fn token_seconds(&self, computed: f64, disk: ReadRates) -> f64 {
+        let rows = self.rows_per_token.0 as f64 / disk.bandwidth;
+        let rows = rows.max(self.row_reads_per_token / disk.small_reads);
+        let rows = rows + self.row_reads_per_token * ROW_SECONDS;
+        self.seconds(self.read_per_token - self.rows_per_token, computed, disk) + rows
+    }
+
+    /// As [`Tiers::token_seconds`], for the largest prefill step.
+    #[must_use]
+    pub fn prompt_seconds(&self, computed: f64, disk: ReadRates) -> f64 {
+        self.seconds(self.read_per_prompt, computed, disk)
+    }
+
+    fn seconds(&self, read: Bytes, computed: f64, disk: ReadRates) -> f64 {
+        let ahead = self.read_ahead.0 as f64 / disk.bandwidth;
+        computed.max(ahead) + (read - self.read_ahead).0 as f64 / disk.bandwidth
+    }
+}
+
+/// How fast a disk reads.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ReadRates {
+    /// Bytes per second of large reads.
+    pub bandwidth: f64,
+    /// Reads of a neuron's rows per second.
+    pub small_reads: f64,
+}
+
+impl ReadRates {
+    /// The rates of a usual solid-state disk with this bandwidth: it reads 16 KiB in the time in
+    /// which a large read gets 32 KiB.
+    #[must_use]
+    pub fn of_bandwidth(bandwidth: f64) -> ReadRates {
+        ReadRates { bandwidth, small_reads: bandwidth / f64::from(32 << 10) }
     }
 }
 
@@ -59,6 +138,8 @@ pub(crate) enum Stop {
     Layer,
     /// After the router, before the experts.
     Router,
+    /// After the predictor, before the neurons.
+    Predictor,
 }
 
 /// The stops of a layer.
@@ -81,8 +162,10 @@ impl Stops {
 pub(crate) enum Needed<'a> {
     /// Nothing but what all tokens need.
     Layer,
-    /// The experts with a weight other than 0, `[n_tokens, n_expert]`.
+    /// The experts with a weight other than 0, `[n_tokens, n_expert]`, in the file's order.
     Experts(&'a [f32]),
+    /// Neurons, by their numbers in the file.
+    Neurons(&'a HostRowSet),
 }
 
 /// The weights of a loaded model that are partly on disk.
@@ -90,8 +173,9 @@ pub(crate) enum Needed<'a> {
 pub(crate) struct Paging {
     store: Store,
     layers: Vec<LayerUnits>,
-    /// The layers with a stop before them, in order.
-    stops: Vec<usize>,
+    /// The layers with chunks, in order.
+    in_turn: Vec<usize>,
+    matrices: Vec<PagedMatrix>,
     needed: Vec<UnitId>,
     ahead: Vec<UnitId>,
     counts: Vec<usize>,
@@ -103,12 +187,17 @@ pub(crate) struct Paging {
 }
 
 impl Paging {
-    pub(crate) fn new(store: Store, plan: Plan, memory: Reservation) -> Paging {
+    pub(crate) fn new(
+        store: Store,
+        plan: Plan,
+        matrices: Vec<PagedMatrix>,
+        memory: Reservation,
+    ) -> Paging {
         let Plan { layers, tiers } = plan;
-        let stops = (0..layers.len()).filter(|&at| layers[at].stops().layer).collect();
+        let in_turn = (0..layers.len()).filter(|&at| !layers[at].chunks.is_empty()).collect();
         let (needed, ahead, counts) = Default::default();
-        let taken = store.stats();
-        Paging { store, layers, stops, needed, ahead, counts, taken, tiers, _memory: memory }
+        let (taken, _memory) = (store.stats(), memory);
+        Paging { store, layers, in_turn, matrices, needed, ahead, counts, taken, tiers, _memory }
     }
 
     /// Where the programs of all layers are cut.
@@ -149,57 +238,72 @@ impl Paging {
         // Chunks have no score: the chunk used last is needed latest.
         needed.extend_from_slice(&at.chunks);
         needed.iter().for_each(|&unit| store.touch(unit, 0));
-        if let (Needed::Experts(weights), NeuronUnits::Experts(experts)) = (by_tokens, &at.neurons)
-        {
-            counts.clear();
-            counts.resize(experts.len(), 0);
-            for token in weights.chunks_exact(experts.len().max(1)) {
-                let used = counts.iter_mut().zip(token).filter(|(_, weight)| **weight != 0.0);
-                used.for_each(|(count, _)| *count += 1);
+        match (by_tokens, &at.neurons) {
+            (Needed::Experts(weights), NeuronUnits::Experts(experts)) => {
+                counts.clear();
+                counts.resize(experts.len(), 0);
+                for token in weights.chunks_exact(experts.len().max(1)) {
+                    let used = counts.iter_mut().zip(token).filter(|(_, weight)| **weight != 0.0);
+                    used.for_each(|(count, _)| *count += 1);
+                }
+                for (&unit, &n) in experts.iter().zip(&*counts).filter(|(_, n)| **n > 0) {
+                    store.touch(unit, n);
+                    needed.push(unit);
+                }
             }
-            for (&unit, &n) in experts.iter().zip(&*counts).filter(|(_, n)| **n > 0) {
-                store.touch(unit, n);
-                needed.push(unit);
+            (Needed::Neurons(list), NeuronUnits::Rows(rows)) => {
+                for (at, &neuron) in list.ids.iter().enumerate() {
+                    let tokens = &list.members[at * list.words..][..list.words];
+                    let n: u32 = tokens.iter().map(|word| word.count_ones()).sum();
+                    store.touch(rows[neuron as usize], n as usize);
+                    needed.push(rows[neuron as usize]);
+                }
             }
+            (Needed::Layer | Needed::Experts(_) | Needed::Neurons(_), _) => {}
         }
         store.ensure(needed, interrupt)?;
         self.read_ahead(layer);
         Ok(())
     }
 
-    /// Makes all weights of `layer` resident, for programs that compute all experts.
-    pub(crate) fn prepare_all(&mut self, layer: usize, interrupt: &AtomicBool) -> Result<()> {
+    /// Makes all weights of `layer` resident, for programs that compute all experts. `is_here` says
+    /// whether the CPU has an expert.
+    pub(crate) fn prepare_all(
+        &mut self,
+        layer: usize,
+        is_here: impl Fn(usize) -> bool,
+        interrupt: &AtomicBool,
+    ) -> Result<()> {
         let Paging { store, layers, needed, .. } = self;
-        let Some(at) = layers.get(layer).filter(|at| at.stops().any()) else { return Ok(()) };
+        let Some(at) = layers.get(layer) else { return Ok(()) };
         needed.clear();
         needed.extend_from_slice(&at.chunks);
-        needed.extend_from_slice(at.neurons.units());
+        let experts = at.neurons.units().iter().enumerate();
+        needed.extend(experts.filter(|(expert, _)| is_here(*expert)).map(|(_, &unit)| unit));
         Ok(store.ensure(needed, interrupt)?)
     }
 
     /// Orders what all tokens need of the layers after `layer`, as far as there is room.
     fn read_ahead(&mut self, layer: usize) {
-        let Paging { store, layers, stops, .. } = self;
-        let at = stops.partition_point(|&stop| stop <= layer);
-        let next = stops[at..].iter().chain(&stops[..at.saturating_sub(1)]);
+        let Paging { store, layers, in_turn, .. } = self;
+        let at = in_turn.partition_point(|&other| other <= layer);
+        let next = in_turn[at..].iter().chain(&in_turn[..at.saturating_sub(1)]);
         // More than the next two layers cannot be read while this one computes.
         for &next in next.take(2) {
             store.look_ahead(&layers[next].chunks);
         }
     }
 
-    /// Orders the experts of the layer after `layer` that are most likely needed, if it has experts
-    /// on disk. `guess` are the weights of its router for the present residual, `[n_tokens,
-    /// n_expert]`.
+    /// Orders the experts of the layer after `layer` that are most likely needed, if the CPU is its
+    /// home and it has experts on disk. `guess` are the weights of its router for the present
+    /// residual, `[n_tokens, n_expert]`.
     ///
     /// Only the highest weights are certain enough: a wrong guess takes bandwidth from reads that
     /// are needed.
     pub(crate) fn read_experts_ahead(&mut self, layer: usize, guess: &[f32]) {
         let Paging { store, layers, ahead, .. } = self;
-        let Some(NeuronUnits::Experts(experts)) = layers.get(layer + 1).map(|next| &next.neurons)
-        else {
-            return;
-        };
+        let next = layers.get(layer + 1).filter(|next| next.on_cpu);
+        let Some(NeuronUnits::Experts(experts)) = next.map(|next| &next.neurons) else { return };
         ahead.clear();
         for token in guess.chunks_exact(experts.len().max(1)) {
             let highest = token.iter().copied().fold(0.0, f32::max);
@@ -210,5 +314,65 @@ impl Paging {
         ahead.sort_unstable();
         ahead.dedup();
         store.look_ahead(ahead);
+    }
+}
+
+/// Experts that move to another device.
+impl Paging {
+    /// Orders reads of `experts` of a layer, as far as there is room.
+    pub(crate) fn order_experts(&mut self, layer: usize, experts: impl Iterator<Item = usize>) {
+        let Paging { store, layers, ahead, .. } = self;
+        let units = layers[layer].neurons.units();
+        ahead.clear();
+        ahead.extend(experts.filter_map(|expert| units.get(expert)));
+        store.look_ahead(ahead);
+    }
+
+    /// Makes an expert resident, so that [`Paging::stored_rows`] has its rows.
+    pub(crate) fn read_expert(&mut self, layer: usize, expert: usize) -> Result<()> {
+        let unit = self.layers[layer].neurons.units().get(expert).copied();
+        Ok(self.store.ensure(unit.as_slice(), &AtomicBool::new(false))?)
+    }
+
+    /// Drops an expert from memory.
+    pub(crate) fn drop_expert(&mut self, layer: usize, expert: usize) {
+        let unit = self.layers[layer].neurons.units().get(expert);
+        unit.into_iter().for_each(|&unit| self.store.evict(unit));
+    }
+
+    /// The matrix `rows` of the model in the store; `None` if it is not there.
+    pub(crate) fn stored_rows(&self, rows: &HostRows) -> Option<&HostRows> {
+        self.matrices.iter().find_map(|matrix| matrix.stored(rows))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dense_reads_overlap_with_work_and_expert_reads_do_not() {
+        let tiers = Tiers {
+            read_ahead: Bytes(100),
+            read_per_token: Bytes(150),
+            read_per_prompt: Bytes(400),
+            needed_per_token: Bytes(600),
+            ..Tiers::default()
+        };
+        assert_eq!(tiers.hits(), 0.75);
+        // At 10 bytes a second: 10 s of dense reads and 5 s of experts' reads.
+        let disk = ReadRates { bandwidth: 10.0, small_reads: 2.0 };
+        assert_eq!(tiers.token_seconds(2.0, disk), 15.0);
+        assert_eq!(tiers.token_seconds(20.0, disk), 25.0);
+        assert_eq!(tiers.prompt_seconds(20.0, disk), 50.0);
+        assert_eq!(Tiers::default().token_seconds(2.0, disk), 2.0);
+        // 30 of the 50 bytes are rows: 3 s by their bytes, 8 s by their number.
+        let rows = |row_reads_per_token| {
+            let tiers = Tiers { rows_per_token: Bytes(30), row_reads_per_token, ..tiers };
+            tiers.token_seconds(20.0, disk)
+        };
+        assert_eq!(rows(3.0), 25.0 + 3.0 * ROW_SECONDS);
+        assert_eq!(rows(16.0), 30.0 + 16.0 * ROW_SECONDS);
+        assert_eq!(Tiers::default().hits(), 1.0);
     }
 }

@@ -4,9 +4,9 @@ use std::cell::RefCell;
 use std::ops::Range;
 use std::sync::Arc;
 
-use hal::{HostRows, SharedBytes, Source};
+use hal::{HostRows, PackDesc, SharedBytes, Source};
 use model::Model;
-use store::{DirectFile, Piece, ReadAt, Store};
+use store::{DirectFile, Piece, ReadAt, RowMatrix, Store};
 
 use crate::converted::RepackFile;
 use crate::error::Result;
@@ -29,11 +29,33 @@ pub(crate) struct PagedMatrix {
     pub(crate) owner: Owner,
     pub(crate) piece: Piece,
     pub(crate) n_rows: usize,
+    /// The matrix in the mapped file and in the store; `None` for repacked weights.
+    rows: Option<[HostRows; 2]>,
 }
 
 impl PagedMatrix {
+    /// A matrix whose rows are not asked for.
+    pub(crate) fn new(owner: Owner, piece: Piece, n_rows: usize) -> PagedMatrix {
+        PagedMatrix { owner, piece, n_rows, rows: None }
+    }
+
     pub(crate) fn row_bytes(&self) -> u64 {
         (self.piece.range.end - self.piece.range.start) / self.n_rows.max(1) as u64
+    }
+
+    /// The matrix in the store, if it is `rows` of the mapped file.
+    pub(crate) fn stored(&self, rows: &HostRows) -> Option<&HostRows> {
+        let [mapped, stored] = self.rows.as_ref()?;
+        let (Source::Mapped(mapped), Source::Mapped(rows)) = (mapped.source(), rows.source())
+        else {
+            return None;
+        };
+        std::ptr::eq((**mapped).as_ref(), (**rows).as_ref()).then_some(stored)
+    }
+
+    /// The matrix as rows that are units.
+    pub(crate) fn by_row(&self) -> RowMatrix {
+        RowMatrix { piece: self.piece.clone(), row_bytes: self.row_bytes() }
     }
 
     /// The bytes of consecutive rows.
@@ -42,6 +64,13 @@ impl PagedMatrix {
         let at = |n: usize| self.piece.range.start + row * n as u64;
         Piece { file: self.piece.file, range: at(rows.start)..at(rows.end) }
     }
+}
+
+/// The number of rows of a stored pack; `None` for a transposed one, of which no part can be used
+/// alone.
+pub(crate) fn row_count(pack: &PackDesc) -> Option<usize> {
+    let desc = pack.packed_desc().ok().filter(|_| !pack.transpose);
+    desc.map(|desc| desc.n_rows)
 }
 
 /// Collects the matrices that the CPU uses in place while a model is loaded, and gives each its
@@ -98,31 +127,36 @@ impl<'a> PagedWeights<'a> {
         let desc = rows.desc();
         let source = Source::Mapped(self.store.bytes(&piece));
         let paged = HostRows::new(source, desc.n_rows, desc.n_cols, desc.format).ok()?;
-        self.add(owner, piece, desc.n_rows);
+        let matrix = PagedMatrix {
+            owner,
+            piece,
+            n_rows: desc.n_rows,
+            rows: Some([rows.clone(), paged.clone()]),
+        };
+        self.matrices.borrow_mut().push(matrix);
         Some(paged)
     }
 
-    /// Calls `adopt` with the memory of repacked weights in the store, filled for the call; `None`
-    /// for bytes that are not in a file of the store.
+    /// Calls `adopt` with the memory of repacked weights in the store; `None` for bytes that are not
+    /// in a file of the store. The memory is filled for the call, because the indices of transposed
+    /// weights are checked, unless the weights are `n_rows` rows.
     ///
     /// # Errors
     /// Errors of reading and of `adopt`.
     pub(crate) fn page_pack<T>(
         &self,
         owner: Owner,
+        n_rows: Option<usize>,
         bytes: &SharedBytes,
         adopt: impl FnOnce(SharedBytes) -> Result<T>,
     ) -> Option<Result<T>> {
         let piece = self.locate(bytes)?;
-        let filled = self.store.fill(&piece).map_err(Into::into);
+        let fill = || self.store.fill(&piece).map_err(Into::into);
+        let filled = n_rows.map_or_else(fill, |_| Ok(()));
         let adopted = filled.and_then(|()| adopt(self.store.bytes(&piece)));
         self.store.release(&piece);
-        self.add(owner, piece, 1);
+        self.matrices.borrow_mut().push(PagedMatrix::new(owner, piece, n_rows.unwrap_or(1)));
         Some(adopted)
-    }
-
-    fn add(&self, owner: Owner, piece: Piece, n_rows: usize) {
-        self.matrices.borrow_mut().push(PagedMatrix { owner, piece, n_rows });
     }
 
     pub(crate) fn into_parts(self) -> (Store, Vec<PagedMatrix>) {

@@ -338,8 +338,8 @@ impl<'a> Recording<'a> {
                 y: chosen.clone(),
             })?;
             recorder.push(residual_norm(self.model, &chosen, &head.norm, &normed))?;
-            let (w, logits) = (head.output.clone(), s.logits.rows(0..n));
-            let bias = head.bias.clone();
+            let Some(w) = head.output.clone() else { return Ok(recorder.finish()?) };
+            let (logits, bias) = (s.logits.rows(0..n), head.bias.clone());
             recorder.push(MatMul { w, x: normed, bias, y: logits.clone() })?;
             let cap = self.model.hyper.logit_softcap;
             if cap > 0.0 {

@@ -165,9 +165,14 @@ impl Recording<'_> {
             timed.begin(Work::Attention(index));
             timed.push(ops.before_neurons())?;
             timed.push(self.guess(lane, bucket, &scratch, index))?;
+            let mut rest = ops.ops_after_attention();
+            if inside == Stop::Predictor {
+                let after = rest.iter().position(|op| matches!(op, Op::Predict(_)));
+                timed.push(rest.drain(..after.map_or(0, |at| at + 1)))?;
+            }
             cut(&mut timed, index, inside)?;
             timed.begin(Work::Neurons(index));
-            timed.push(ops.ops_after_attention())?;
+            timed.push(rest)?;
         }
         let (program, works) = timed.finish()?;
         legs.push(PagedLeg { before, program, works });

@@ -1,7 +1,7 @@
 //! Host memory of steps: buffers that every step reuses, and sizes that every step needs.
 
 use hal::op::Activation;
-use hal::{BatchFacts, BatchSeq, Run};
+use hal::{BatchFacts, BatchSeq, HostRowSet, Run};
 
 use model::{LayerWeights, Model};
 
@@ -32,6 +32,8 @@ pub(crate) struct StepArena {
     pub(crate) counts: Vec<u32>,
     pub(crate) words: Vec<u32>,
     pub(super) sent: SentRows,
+    /// The neurons of a layer that a predictor on the CPU chose.
+    pub(super) listed: HostRowSet,
     pub(super) runs: Vec<Run>,
     pub(crate) timeline: Timeline,
     /// Activity of each layer, over all steps whose counters were read.
@@ -66,6 +68,7 @@ impl StepArena {
             counts: Vec::new(),
             words: Vec::new(),
             sent: SentRows::default(),
+            listed: HostRowSet::default(),
             runs: Vec::new(),
             timeline: Timeline::default(),
         }
@@ -127,6 +130,8 @@ pub(crate) struct BlockSizes {
     pub(crate) n_shared: usize,
     /// Activation; not used without a block.
     pub(crate) activation: Activation,
+    /// Factor of the gates' cut-off; `None` without one.
+    pub(crate) gaussian_cut: Option<f32>,
     /// Number of experts that a token uses.
     n_used: usize,
 }
@@ -135,7 +140,14 @@ impl BlockSizes {
     pub(crate) fn new(layer: &LayerWeights) -> BlockSizes {
         let (n_expert, n_used) = layer.experts().map_or((0, 0), |by| (by.n, by.n_used));
         let activation = layer.ffn.as_ref().map_or(Activation::Silu, |ffn| ffn.activation);
-        BlockSizes { n_ff: layer.n_ff(), n_expert, n_shared: layer.n_shared(), activation, n_used }
+        BlockSizes {
+            n_ff: layer.n_ff(),
+            n_expert,
+            n_shared: layer.n_shared(),
+            activation,
+            gaussian_cut: layer.ffn.as_ref().and_then(|ffn| ffn.gaussian_cut),
+            n_used,
+        }
     }
 
     /// Expected share of the experts that `n` tokens use, if tokens choose experts independently; 1

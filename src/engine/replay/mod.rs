@@ -10,6 +10,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use hal::{Operand, PostedData, Program, Queue, Run, Tensor};
 
+use placement::CPU;
+
 use crate::error::{Error, Result};
 use crate::load::lane::Lane;
 use crate::load::{Layer, lane_mut};
@@ -18,6 +20,7 @@ use crate::paging::{Needed, Paging, Stop};
 use crate::record::{BucketPrograms, PagedLeg};
 use crate::timeline::Work;
 use arena::{LayerInputs, StepArena};
+use sent_rows::read_rows;
 
 /// A step in progress.
 pub(crate) struct StepState<'a> {
@@ -38,23 +41,19 @@ pub(crate) struct StepState<'a> {
 }
 
 impl StepState<'_> {
-    /// Copies the residual, and the first layer's values if layers read them, from one device to
-    /// another.
+    /// Copies the residual, and what layers pass on beside it, from one device to another.
     pub(crate) fn copy_residual(&mut self, from: usize, to: usize) -> Result<()> {
         if from == to {
             return Ok(());
         }
         let StepState { lanes, arena, n, .. } = self;
         let since = arena.timeline.now();
-        let n_embd = arena.sizes.n_embd;
-        arena.x.resize(arena.sizes.padded(*n) * n_embd, 0.0);
-        let carried = |scratch: &Scratch<Tensor>| {
-            let first_value = scratch.find(Role::FirstValue, n_embd).cloned();
-            [Some(scratch.x.clone()), first_value]
+        let of = |lanes: &mut [Option<Lane>], device| -> Vec<Tensor> {
+            let scratch = &lane_mut(lanes, device).scratch;
+            [&scratch.x].into_iter().chain(scratch.passed_on()).cloned().collect()
         };
-        let of = |lanes: &mut [Option<Lane>], device| carried(&lane_mut(lanes, device).scratch);
-        for parts in of(lanes, from).into_iter().zip(of(lanes, to)) {
-            let (Some(source), Some(target)) = parts else { continue };
+        for (source, target) in of(lanes, from).into_iter().zip(of(lanes, to)) {
+            arena.x.resize(arena.sizes.padded(*n) * source.desc().n_cols, 0.0);
             lane_mut(lanes, from).queue.read_f32(&source, &mut arena.x)?;
             lane_mut(lanes, to).queue.write(&target, bytemuck::cast_slice(&arena.x))?;
         }
@@ -182,9 +181,9 @@ impl StepState<'_> {
 
     /// Makes resident what the step's tokens need of a layer from a stop on.
     fn prepare_layer(&mut self, device: usize, layer: usize, stop: Stop) -> Result<()> {
-        let StepState { lanes, arena, paging, guess, interrupt, n, .. } = self;
+        let StepState { lanes, arena, paging, guess, interrupt, n, bucket, .. } = self;
         let Some(paging) = paging else { return Ok(()) };
-        let Lane { queue, scratch, .. } = lane_mut(lanes, device);
+        let Lane { queue, scratch, lists, .. } = lane_mut(lanes, device);
         arena.weights.clear();
         let needed = match stop {
             Stop::Layer => Needed::Layer,
@@ -194,6 +193,12 @@ impl StepState<'_> {
                     queue.read_f32(&weights.rows(0..*n), &mut arena.weights)?;
                 }
                 Needed::Experts(&arena.weights)
+            }
+            Stop::Predictor => {
+                if let Some(lists) = lists {
+                    read_rows(queue, &lists.resident(layer, *bucket), &mut arena.listed)?;
+                }
+                Needed::Neurons(&arena.listed)
             }
         };
         let since = arena.timeline.now();
@@ -208,8 +213,9 @@ impl StepState<'_> {
 
     /// Makes all weights of a layer resident.
     pub(crate) fn prepare_all(&mut self, layer: usize) -> Result<()> {
-        let StepState { paging, interrupt, .. } = self;
-        paging.as_mut().map_or(Ok(()), |paging| paging.prepare_all(layer, interrupt))
+        let StepState { paging, interrupt, layers, .. } = self;
+        let Some(paging) = paging else { return Ok(()) };
+        paging.prepare_all(layer, |expert| layers[layer].has_expert(expert), interrupt)
     }
 
     /// Fails with [`Error::Interrupted`] once the user has interrupted the step.
@@ -251,27 +257,45 @@ impl StepState<'_> {
 
     /// Starts the shares of layer `index` on devices other than its home.
     fn start_shares(&mut self, index: usize, posted: &PostedData<'_>) -> Result<()> {
-        let StepState { lanes, layers, remotes, arena, bucket, .. } = self;
+        let StepState { lanes, layers, remotes, arena, bucket, paging, interrupt, .. } = self;
         arena.runs.clear();
         let n = arena.sizes.buckets[*bucket];
         for (remote, programs) in layers[index].remotes.iter().zip(&remotes[index]) {
             let since = arena.timeline.now();
             let Lane { queue, scratch, lists, .. } = lane_mut(lanes, remote.device);
+            let mut listed = None;
             if let (Some(posted), Some(lists)) = (posted.rows, lists) {
                 let set = lists.resident(index, *bucket);
-                arena.sent.fill(posted, remote.rows.clone(), set.members.desc().n_cols);
+                let words = set.members.desc().n_cols;
+                arena.sent.fill(posted, remote.rows.clone(), words);
+                listed = paging.as_ref().map(|_| arena.sent.rows(words));
                 arena.sent.write(queue, &set)?;
             }
             queue.write(&scratch.handed, bytemuck::cast_slice(posted.x))?;
+            let expert_weights = match &remote.held {
+                None => posted.weights,
+                Some(held) => {
+                    held.weights(posted.weights, &mut arena.weights);
+                    &arena.weights
+                }
+            };
             if let Some(weights) = &scratch.weights {
-                queue.write(weights, bytemuck::cast_slice(posted.weights))?;
+                queue.write(weights, bytemuck::cast_slice(expert_weights))?;
             }
             if self.n < n {
                 pad(queue, scratch, self.n..n, &mut arena.x)?;
             }
             let program = programs.at_least(n).expect("programs exist up to n_ubatch");
             arena.timeline.record_host(Work::HandOff(index), since);
-            arena.runs.push(arena.timeline.replay(queue, program, self.interrupt)?);
+            if let Some(paging) = paging.as_mut().filter(|_| remote.device == CPU) {
+                let since = arena.timeline.now();
+                match &listed {
+                    Some(rows) => paging.prepare(index, Needed::Neurons(rows), interrupt)?,
+                    None => paging.prepare(index, Needed::Experts(expert_weights), interrupt)?,
+                }
+                arena.timeline.record_host(Work::Read(index), since);
+            }
+            arena.runs.push(arena.timeline.replay(queue, program, interrupt)?);
         }
         Ok(())
     }

@@ -1,4 +1,5 @@
-//! Writes the active rows that a home device posted into the list of another device.
+//! Writes the active rows that a home device posted into the list of another device, and reads the
+//! list of a device.
 
 use hal::{HostRowSet, Operand, Queue, RowSet, Tensor};
 
@@ -46,6 +47,11 @@ impl SentRows {
         self.ids.sort_unstable();
     }
 
+    /// The rows, with `words` membership words each.
+    pub(crate) fn rows(&self, words: usize) -> HostRowSet {
+        HostRowSet { ids: self.ids.clone(), members: self.members.clone(), words }
+    }
+
     /// Writes the rows into the list `set` of a device.
     pub(crate) fn write(&mut self, queue: &mut Queue, set: &RowSet<Tensor>) -> Result<()> {
         let (capacity, words) = (set.ids.desc().n_cols, set.members.desc().n_cols);
@@ -58,6 +64,26 @@ impl SentRows {
         queue.write(&set.members, bytemuck::cast_slice(&self.members))?;
         Ok(())
     }
+}
+
+/// Reads the list `set` of a device.
+pub(crate) fn read_rows(
+    queue: &mut Queue,
+    set: &RowSet<Tensor>,
+    out: &mut HostRowSet,
+) -> Result<()> {
+    let mut count = 0u32;
+    queue.read(&set.count, bytemuck::bytes_of_mut(&mut count))?;
+    let n = set.ids.desc().n_cols.min(count as usize);
+    out.ids.resize(set.ids.desc().n_cols, 0);
+    queue.read(&set.ids, bytemuck::cast_slice_mut(&mut out.ids))?;
+    out.ids.truncate(n);
+    out.words = set.members.desc().n_cols;
+    out.members.resize(n * out.words, 0);
+    if n > 0 {
+        queue.read(&set.members.rows(0..n), bytemuck::cast_slice_mut(&mut out.members))?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::observe::{InputObserver, InputWatch, ObservedBlock, Watch};
 use crate::replay::arena::StepArena;
 use crate::sequence::cache::{BlockOwnership, SequenceCache};
-use crate::sequence::schedule::{Limits, outputs_of, schedule};
+use crate::sequence::schedule::{Limits, outputs_of, schedule, schedule_text};
 use crate::sequence::{EachLogits, Feed, LogitsRequest, Sequence, add_to_batch};
 use crate::step::StepStats;
 
@@ -122,7 +122,8 @@ impl Engine {
     /// repeated.
     ///
     /// # Errors
-    /// [`Error::ContextFull`] before anything is computed; [`Error::TooManySequences`],
+    /// [`Error::ContextFull`] before anything is computed; [`Error::Encoder`] if the model is one;
+    /// [`Error::TooManySequences`],
     /// [`Error::Interrupted`], [`Error::NotANumber`] or an error of a device, after which the
     /// sequences have the tokens of all complete device steps.
     pub fn step(
@@ -133,6 +134,9 @@ impl Engine {
     ) -> Result<()> {
         if feeds.iter().all(|feed| feed.tokens.is_empty()) {
             return Ok(());
+        }
+        if self.options.whole_texts && !self.arena.reads_hidden {
+            return Err(Error::Encoder);
         }
         self.retry_after_losses(&mut |_| Ok(()))?;
         self.check_free_blocks(feeds)?;
@@ -146,7 +150,11 @@ impl Engine {
                 unpadded: self.watching
                     || self.ready.as_ref().is_some_and(|ready| ready.adapt.is_some()),
             };
-            schedule(feeds, &limits, &mut self.arena.takes);
+            if self.options.whole_texts {
+                schedule_text(feeds, &mut self.arena.takes);
+            } else {
+                schedule(feeds, &limits, &mut self.arena.takes);
+            }
             self.retry_after_losses(&mut |engine| engine.device_step(feeds, interrupt, each))?;
             for (feed, &take) in feeds.iter_mut().zip(&self.arena.takes) {
                 let (done, rest) = feed.tokens.split_at(take);
@@ -230,10 +238,11 @@ impl Engine {
     }
 
     /// Appends `tokens` and calls `each` with the position and the final hidden state of every
-    /// token, in order: `[n_embd]` values after the output norm, as needed for embeddings.
+    /// token, in order: `[n_embd]` values after the output norm, as needed for embeddings. An
+    /// encoder needs an empty sequence and all tokens of the text.
     ///
     /// # Errors
-    /// See [`Engine::step`].
+    /// See [`Engine::step`]; [`Error::TextInParts`].
     pub fn hidden_states(
         &mut self,
         sequence: &mut Sequence,
@@ -241,6 +250,10 @@ impl Engine {
         interrupt: &AtomicBool,
         each: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<()> {
+        let n_tokens = sequence.tokens.len();
+        if self.options.whole_texts && n_tokens > 0 {
+            return Err(Error::TextInParts { n_tokens });
+        }
         self.arena.reads_hidden = true;
         let mut feeds = [Feed { sequence, tokens, want: LogitsRequest::All }];
         let step =
@@ -378,6 +391,9 @@ impl Engine {
         interrupt: &AtomicBool,
         each: &mut Each<'_>,
     ) -> Result<StepStats> {
+        if self.options.whole_texts {
+            return Err(Error::Encoder);
+        }
         match self.observe_once(sequence, tokens, interrupt, each) {
             Err(Error::Device(hal::Error::DeviceLost { device, reason })) => {
                 self.unload_after_loss(&device, &reason)?;

@@ -90,6 +90,7 @@ impl Engine {
         progress: &dyn Fn(u64, u64),
     ) -> Result<Engine> {
         assert!(!devices.is_empty(), "the first device is the CPU");
+        let options = options.for_model(&model);
         let mode = FfnMode::new(&model, &options);
         if let Some(placement) = &placement {
             let sources = model.layers.iter().map(|layer| layer.frame.mixer.kv_source());

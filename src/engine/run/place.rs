@@ -16,7 +16,7 @@ use crate::size::cost::free_budget;
 impl Engine {
     pub(super) fn sizing(&self) -> Sizing<'_> {
         let Engine { model, devices, options, mode, .. } = self;
-        Sizing { model, devices, options, mode: *mode }
+        Sizing::with_mode(model, devices, options, *mode)
     }
 
     /// Loads the model with the placement `given` or, without it, a planned one. If a device fails
@@ -42,7 +42,7 @@ impl Engine {
             None => sizing.place(&budgets, &mut forecast),
         };
         loop {
-            let loader = Loader { sizing, paged: None, progress };
+            let loader = Loader { sizing: &sizing, paged: None, progress };
             match ReadyEngine::build(&loader, &placement, forecast.as_ref()) {
                 Ok((ready, slow)) => {
                     slow.iter().for_each(|slow| (self.notice)(slow));

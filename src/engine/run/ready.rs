@@ -1,7 +1,7 @@
 //! A model that is ready to step: loaded weights, recorded programs, streams, and the exchange of
 //! neurons.
 
-use hal::Bytes;
+use hal::{Bytes, Device, DeviceKind};
 use placement::{CPU, Forecast, LayerPlacement, Placement};
 
 use super::watch::WatchState;
@@ -33,23 +33,40 @@ pub(super) fn loaded(ready: &mut Option<ReadyEngine>) -> Result<&mut LoadedModel
 }
 
 /// Fills the memory that is left for weights.
-fn fill(paged: PagedWeights<'_>, loader: &Loader<'_>) -> Result<Paging> {
-    let sizing = &loader.sizing;
+fn fill(
+    paged: PagedWeights<'_>,
+    loader: &Loader<'_>,
+    loaded: &LoadedModel,
+    placement: &Placement,
+) -> Result<Paging> {
+    let sizing = loader.sizing;
     let budget = sizing.options.paging.as_ref().map_or(Bytes(0), |paging| paging.budget);
     let ledger = sizing.devices[CPU].ledger();
-    let capacity = budget - ledger.used();
+    // An integrated device takes memory of the machine.
+    let integrated = |device: &&Device| device.info().kind == DeviceKind::Integrated;
+    let others = sizing.devices.iter().filter(integrated).map(|device| device.ledger().used());
+    let capacity = budget - ledger.used() - others.sum();
     let memory = ledger.reserve("weights", capacity)?;
     let (mut store, matrices) = paged.into_parts();
-    let uses = sizing.options.placing.uses.as_ref();
-    let uses = |layer: usize, neuron: usize| {
-        let of = uses.and_then(|uses| uses.get(layer)?.get(neuron));
-        of.map_or(0.0, |share| f64::from(*share))
+    let (model, options) = (sizing.model, sizing.options);
+    let parts = Parts {
+        matrices: &matrices,
+        model,
+        uses: &|layer, neuron| options.placing.use_of(layer, neuron),
+        on_cpu: &|layer| placement.layers[layer].home == CPU,
+        has_expert: &|layer, expert| loaded.layers[layer].has_expert(expert),
+        by_neuron: &|layer| sizing.reads_neurons(layer),
+        density: options.placing.density,
+        adapts: sizing.counts_rows(),
+        n_prompt: options.n_ubatch,
     };
-    let model = sizing.model;
-    let parts = Parts { matrices: &matrices, model, uses: &uses };
-    let plan = Plan::fill(&mut store, &parts, capacity, loader.progress)?;
+    let mut plan = Plan::fill(&mut store, &parts, capacity, loader.progress)?;
+    plan.tiers.devices = sizing.bytes_on_devices(placement);
+    plan.tiers.copies = sizing.copied_bytes(placement, false);
     model.file.expect_few_reads();
-    Ok(Paging::new(store, plan, memory))
+    // Opening the file read it whole, to check it.
+    options.converted.iter().for_each(|packs| packs.file().expect_few_reads());
+    Ok(Paging::new(store, plan, matrices, memory))
 }
 
 impl ReadyEngine {
@@ -61,7 +78,7 @@ impl ReadyEngine {
         placement: &Placement,
         forecast: Option<&Forecast>,
     ) -> Result<(ReadyEngine, Vec<String>)> {
-        let sizing = &loader.sizing;
+        let sizing = loader.sizing;
         let buckets = sizing.options.buckets();
         let options = sizing.options;
         let wanted = options.paging.as_ref();
@@ -70,7 +87,7 @@ impl ReadyEngine {
         let paged = paged.transpose()?.flatten();
         let mut loaded = Loader { paged: paged.as_ref(), ..*loader }.load(placement)?;
         let paging = match paged {
-            Some(paged) => Some(fill(paged, loader)?),
+            Some(paged) => Some(fill(paged, loader, &loaded, placement)?),
             None => None,
         };
         loaded.stops = paging.as_ref().map(Paging::all_stops).unwrap_or_default();
@@ -105,7 +122,8 @@ impl ReadyEngine {
     ) -> Result<Vec<(usize, LayerPlacement)>> {
         let Some(adapt) = &mut self.adapt else { return Ok(Vec::new()) };
         let mut changed = Vec::new();
-        for now in adapt.exchange(sizing, &mut self.stepper.loaded, placement)? {
+        let Stepper { loaded, paging, .. } = &mut self.stepper;
+        for now in adapt.exchange(sizing, loaded, paging.as_mut(), placement)? {
             if let Some(observers) = &mut self.observers {
                 observers.relabel(now.layer, &now.placed, now.experts);
             }

@@ -120,7 +120,7 @@ impl Engine {
         let Engine { ready, placement, .. } = self;
         let Some(ready) = ready else { return Ok(()) };
         let Some(WatchState::Rows(watch)) = &mut ready.watching else { return Ok(()) };
-        watch.after_step(&mut ready.stepper.loaded.lanes, placement, n_tokens)
+        watch.after_step(&mut ready.stepper.loaded, placement, n_tokens)
     }
 }
 

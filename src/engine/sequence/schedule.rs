@@ -67,6 +67,15 @@ pub(crate) fn schedule(feeds: &[Feed<'_>], limits: &Limits<'_>, takes: &mut Vec<
     }
 }
 
+/// As [`schedule`], for encoders: all tokens of the first feed that has tokens.
+pub(crate) fn schedule_text(feeds: &[Feed<'_>], takes: &mut Vec<usize>) {
+    takes.clear();
+    takes.resize(feeds.len(), 0);
+    if let Some(first) = feeds.iter().position(|feed| !feed.tokens.is_empty()) {
+        takes[first] = feeds[first].tokens.len();
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;

@@ -14,6 +14,7 @@ use placement::{
 };
 
 use super::Sizing;
+use super::exchange::ExchangeUnit;
 use super::scratch::counts_union;
 use crate::ops::embed::Embedding;
 use crate::ops::layer::{LayerOps, residual_norm};
@@ -75,7 +76,7 @@ impl Sizing<'_> {
     /// The planner's input for `budgets`.
     pub(crate) fn task(&self, budgets: &[Bytes]) -> Task {
         let placing = &self.options.placing;
-        let cuts = self.mode.cuts(self.model);
+        let cuts = self.planned_cuts();
         let density = if self.mode.is_sparse() { placing.density } else { 1.0 };
         let shares_home = self.shares_home();
         let layer = |(index, cut): (usize, &Cut)| {
@@ -106,6 +107,22 @@ impl Sizing<'_> {
         task
     }
 
+    /// How the planner may divide layers. With weights on disk only whole experts are divided: the
+    /// CPU's part of other divided blocks would be a copy in memory, and the disk, which sets the
+    /// speed, reads as many bytes less for a whole layer on a device.
+    fn planned_cuts(&self) -> Vec<Cut> {
+        let mut cuts = self.mode.cuts(self.model);
+        if self.options.paging.is_some() {
+            for (cut, layer) in cuts.iter_mut().zip(&self.model.layers) {
+                let unit = layer.ffn.as_ref().and_then(|ffn| self.mode.exchange_unit(ffn));
+                if !matches!(unit, Some(ExchangeUnit::Experts(_))) {
+                    *cut = Cut::new(cut.n_ff, cut.n_ff);
+                }
+            }
+        }
+        cuts
+    }
+
     /// For each layer, whether it must have the home of the layer before it. The owner of a shared
     /// KV cache, its readers and all layers between them have one home.
     fn shares_home(&self) -> Vec<bool> {
@@ -120,8 +137,8 @@ impl Sizing<'_> {
 
     fn head_reads(&self) -> f64 {
         let Model { output, output_norm, output_bias, .. } = self.model;
-        let biases = output_norm.bias.iter().chain(output_bias);
-        size(output) + size(&output_norm.w) + biases.map(size).sum::<f64>()
+        let others = output_norm.bias.iter().chain(output_bias).chain(output);
+        size(&output_norm.w) + others.map(size).sum::<f64>()
     }
 
     /// Share of a layer's experts that a token uses.
@@ -237,7 +254,7 @@ impl Sizing<'_> {
             hand_off,
             embed: self.refuses_embed(device).is_none().then(|| self.embed_size(device)),
             head: self.refuses_head(device).is_none().then(|| self.head_size(device)),
-            shared: if tied { self.whole_size(device, &self.model.output) } else { Bytes(0) },
+            shared: if tied { self.whole_size(device, &self.model.token_embd) } else { Bytes(0) },
             refused: if cpu { Vec::new() } else { self.refusal_notes(device, &layers) },
             layers,
             speed: self.options.placing.speed(device),
@@ -258,7 +275,11 @@ impl Sizing<'_> {
             };
             let parts = ffn.matrices().map(|(_, rows)| rows).chain(ffn.biases());
             let shape: Vec<TensorDesc> = parts.map(HostRows::desc).collect();
-            let at = known.iter().position(|(other, ..)| *other == shape).unwrap_or_else(|| {
+            // Blocks with one shape are divided differently if one has a cut-off.
+            let same = |(other, shares, _): &(Vec<TensorDesc>, Vec<Bytes>, Bytes)| {
+                *other == shape && shares.len() == cut.n_groups()
+            };
+            let at = known.iter().position(same).unwrap_or_else(|| {
                 let share = |k: usize| match k {
                     0 => Bytes(0),
                     k => self.neuron_bytes(device, ffn, cut.neurons(k)),
@@ -385,8 +406,7 @@ impl Sizing<'_> {
     pub(crate) fn embed_ops(&self, n: usize) -> Vec<OpDesc> {
         let mut desc = |_: &'static str, rows: &HostRows| Ok::<_, Infallible>(rows.desc());
         let Ok(embedding) = Embedding::new(self.model, &mut desc);
-        let scratch = self.scratch().body;
-        let scratch = scratch.map(&mut |desc| TensorDesc { n_rows: n, ..*desc });
+        let scratch = self.scratch().body.map(&mut |desc| TensorDesc { n_rows: n, ..*desc });
         embedding.ops(self.model, &scratch, &self.batch())
     }
 
@@ -402,10 +422,9 @@ impl Sizing<'_> {
 
     pub(crate) fn head_size(&self, device: DeviceIndex) -> Bytes {
         let Model { output, output_norm, output_bias, .. } = self.model;
-        let biases = output_norm.bias.iter().chain(output_bias);
-        self.whole_size(device, output)
-            + self.whole_size(device, &output_norm.w)
-            + biases.map(|bias| self.whole_size(device, bias)).sum()
+        let others = output_norm.bias.iter().chain(output_bias).chain(output);
+        self.whole_size(device, &output_norm.w)
+            + others.map(|rows| self.whole_size(device, rows)).sum()
             + self.scratch().head_size(&self.devices[device])
     }
 
@@ -414,13 +433,12 @@ impl Sizing<'_> {
         let [x, y] = [self.options.n_ubatch, n].map(|n| self.f32(n, model.hyper.n_embd));
         let by = model.output_norm.try_map("", &mut |_, rows| Ok::<_, Infallible>(rows.desc()));
         let Ok(by) = by;
-        let (w, logits) = (model.output.desc(), self.f32(n, model.n_vocab()));
-        let mut ops = vec![
-            Gather { x, batch: self.batch(), y }.into(),
-            residual_norm(model, &y, &by, &y),
-            MatMul { w, x: y, bias: model.output_bias.as_ref().map(HostRows::desc), y: logits }
-                .into(),
-        ];
+        let gather = Gather { x, batch: self.batch(), y };
+        let mut ops = vec![gather.into(), residual_norm(model, &y, &by, &y)];
+        let Some(output) = &model.output else { return ops };
+        let (w, logits) = (output.desc(), self.f32(n, model.n_logits()));
+        let bias = model.output_bias.as_ref().map(HostRows::desc);
+        ops.push(MatMul { w, x: y, bias, y: logits }.into());
         let cap = model.hyper.logit_softcap;
         if cap > 0.0 {
             ops.push(SoftCap { x: logits, cap, hard: false }.into());

@@ -161,9 +161,17 @@ pub fn exchange_needs(
 }
 
 impl Sizing<'_> {
+    /// As [`FfnMode::exchange_unit`]; with weights on disk only whole experts are exchanged.
+    pub(crate) fn exchange_unit(&self, ffn: &Ffn) -> Option<ExchangeUnit> {
+        let unit = self.mode.exchange_unit(ffn);
+        unit.filter(|unit| {
+            self.options.paging.is_none() || matches!(unit, ExchangeUnit::Experts(_))
+        })
+    }
+
     /// Whether active rows are counted, which is needed only if some layer can exchange neurons.
     pub(crate) fn counts_rows(&self) -> bool {
-        let exchanges = |(_, ffn): (usize, &Ffn)| self.mode.exchange_unit(ffn).is_some();
+        let exchanges = |(_, ffn): (usize, &Ffn)| self.exchange_unit(ffn).is_some();
         self.options.adapt && self.devices.len() > 1 && self.model.blocks().any(exchanges)
     }
 
@@ -180,8 +188,7 @@ impl Sizing<'_> {
         let mut most = usize::MAX;
         for (index, placed) in placement.layers.iter().enumerate() {
             let Some(ffn) = &self.model.layers[index].ffn else { continue };
-            let (Some(_), Some(unit)) = (neurons_by_side(placed), self.mode.exchange_unit(ffn))
-            else {
+            let (Some(_), Some(unit)) = (neurons_by_side(placed), self.exchange_unit(ffn)) else {
                 continue;
             };
             let bounds = self.bounds(index, placed.home, unit, seconds);
@@ -190,7 +197,9 @@ impl Sizing<'_> {
                 needs.max_neurons = most;
             }
             needs.n_layers += 1;
-            needs.host += self.refill_bytes(ffn);
+            // Experts on disk are read when they are exchanged.
+            needs.host +=
+                if self.options.paging.is_some() { Bytes(0) } else { self.refill_bytes(ffn) };
         }
         needs.counters = shape.bytes().unwrap_or_default();
         (needs.n_layers > 0).then_some(needs)

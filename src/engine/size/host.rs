@@ -1,6 +1,6 @@
 //! Host memory of a placement, itemised in the same way as the memory of a device.
 
-use hal::{Bytes, Device, Source};
+use hal::{Bytes, Device, HostRows, Select, Source};
 
 use model::{Ffn, Model};
 use placement::{CPU, DeviceBytes, Neurons, Placement};
@@ -42,8 +42,118 @@ pub fn host_bytes(
     sizing.host_bytes(placement)
 }
 
+/// Bytes of weights in `placement` of `model` that are copied to host memory and stay there:
+/// repacked ones, and neurons on the CPU of layers that are not split into whole experts.
+#[must_use]
+pub fn copied_bytes(
+    model: &Model,
+    devices: &[Device],
+    options: &EngineOptions,
+    placement: &Placement,
+) -> Bytes {
+    Sizing::new(model, devices, options).copied_bytes(placement, false)
+}
+
+/// Bytes of the weights of `model` that must be in memory at once in `placement`, if as many as
+/// possible stay on disk, beside copies ([`copied_bytes`]): less is an error when a model is
+/// loaded. The first of `devices` is the CPU.
+#[must_use]
+pub fn least_paged(
+    model: &Model,
+    devices: &[Device],
+    options: &EngineOptions,
+    placement: &Placement,
+) -> Bytes {
+    let sizing = Sizing::new(model, devices, options);
+    let bytes = |rows: &HostRows| rows.desc().bytes().unwrap_or_default();
+    let (mut frames, mut largest_layer, mut largest_experts) = (Bytes(0), Bytes(0), Bytes(0));
+    for (index, (layer, placed)) in model.layers.iter().zip(&placement.layers).enumerate() {
+        let mut frame = Bytes(0);
+        if placed.home == CPU {
+            layer.frame.for_each(&mut |_, rows| frame += bytes(rows));
+            let data = sizing.mode.predictor(model, options, index);
+            let predictor = data.iter().flat_map(|data| data.fc1.into_iter().chain([data.fc2]));
+            frame += predictor.map(bytes).sum();
+        }
+        let n_ff = layer.n_ff();
+        let paged = placed.shares.iter().filter(|share| share.device == CPU).filter(|share| {
+            share.neurons == Neurons::All || sizing.holds_experts(index, placed, share)
+        });
+        let n: usize = paged.map(|share| share.neurons.len(n_ff)).sum();
+        let ffn: Bytes =
+            layer.ffn.iter().flat_map(|ffn| ffn.matrices()).map(|(_, m)| bytes(m)).sum();
+        let ffn = Bytes(ffn.0 / n_ff.max(1) as u64 * n as u64);
+        if layer.experts().is_some() {
+            largest_experts = largest_experts.max(ffn);
+            frames += frame;
+        } else {
+            frames += frame + ffn;
+        }
+        largest_layer = largest_layer.max(frame + ffn);
+    }
+    let layers = if largest_experts > Bytes(0) { frames + largest_experts } else { largest_layer };
+    let head = model.output.as_ref().filter(|_| placement.head == CPU);
+    head.map_or(Bytes(0), bytes) + layers
+}
+
 impl Sizing<'_> {
-    fn host_bytes(&self, placement: &Placement) -> HostBytes {
+    /// See [`copied_bytes`]. `in_file` says whether whole layers' repacked weights will be in a
+    /// mapped file that is not open yet.
+    pub(crate) fn copied_bytes(&self, placement: &Placement, in_file: bool) -> Bytes {
+        let cpu = &self.devices[CPU];
+        let mut sum = Bytes(0);
+        for (index, placed) in placement.layers.iter().enumerate() {
+            let share = placed.shares.iter().find(|share| share.device == CPU);
+            let Some((share, ffn)) = share.zip(self.model.layers[index].ffn.as_ref()) else {
+                continue;
+            };
+            let held = self.holds_experts(index, placed, share);
+            let neurons = if held { &Neurons::All } else { &share.neurons };
+            let packs = self.mode.packs(cpu, ffn, neurons);
+            sum += packs.iter().map(|packed| self.copied_pack(index, packed, in_file)).sum();
+        }
+        sum
+    }
+
+    /// Bytes of a pack of layer `index` on the CPU that are not used in place.
+    fn copied_pack(&self, index: usize, packed: &PackedFfn, in_file: bool) -> Bytes {
+        let (PackedFfn { matrix, rows, pack, .. }, cpu) = (packed, &self.devices[CPU]);
+        let stored = cpu.stored_pack(pack, rows);
+        if in_file && stored.is_some() && pack.select == Select::All {
+            return Bytes(0);
+        }
+        let stored = stored.zip(self.options.converted.as_ref());
+        let label = format!("blk.{index}.{}", matrix.label());
+        let kept = stored.and_then(|(stored, packs)| packs.find(&label, pack, stored));
+        match kept {
+            Some(_) => Bytes(0),
+            None => cpu.pack_size(pack, matches!(rows.source(), Source::Mapped(_))),
+        }
+    }
+
+    /// Bytes of the weights that `placement` has on devices other than the CPU, as in the file.
+    pub(crate) fn bytes_on_devices(&self, placement: &Placement) -> Bytes {
+        let size = |rows: &HostRows| rows.desc().bytes().unwrap_or_default();
+        let mut sum = Bytes(0);
+        for (layer, placed) in self.model.layers.iter().zip(&placement.layers) {
+            if placed.home != CPU {
+                layer.frame.for_each(&mut |_, rows| sum += size(rows));
+            }
+            let n_ff = layer.n_ff().max(1) as u64;
+            let others = placed.shares.iter().filter(|share| share.device != CPU);
+            let n: usize = others.map(|share| share.neurons.len(layer.n_ff())).sum();
+            let matrices = layer.ffn.iter().flat_map(Ffn::matrices);
+            let bytes: Bytes = matrices.map(|(_, rows)| size(rows)).sum();
+            sum += Bytes(bytes.0 / n_ff * n as u64);
+        }
+        let Model { output, token_embd, .. } = self.model;
+        let shared = self.model.is_tied() && placement.head == placement.embed;
+        let head = output.as_ref().filter(|_| placement.head != CPU);
+        let embed = (placement.embed != CPU && !shared).then_some(token_embd);
+        sum + head.into_iter().chain(embed).map(size).sum()
+    }
+
+    pub(crate) fn host_bytes(&self, placement: &Placement) -> HostBytes {
         let layers = placement.layers.iter().enumerate().map(|(index, placed)| {
             let (frame, cache) = match placed.home {
                 CPU => self.frame_size(CPU, index),
@@ -62,7 +172,7 @@ impl Sizing<'_> {
         let embed_size = if embed { self.embed_size(CPU) } else { Bytes(0) };
         let head_size = if head { self.head_size(CPU) } else { Bytes(0) };
         let shared = if tied && embed && head {
-            self.model.output.desc().bytes().unwrap_or_default()
+            self.model.token_embd.desc().bytes().unwrap_or_default()
         } else {
             Bytes(0)
         };
@@ -85,7 +195,7 @@ impl Sizing<'_> {
 
     /// Bytes of a share of a block on the CPU, including bytes that are read in place from the
     /// file.
-    fn share_bytes(&self, ffn: &Ffn, neurons: &Neurons) -> Bytes {
+    pub(crate) fn share_bytes(&self, ffn: &Ffn, neurons: &Neurons) -> Bytes {
         let cpu = &self.devices[CPU];
         let n = neurons.len(ffn.n_ff());
         let in_place = |PackedFfn { rows, pack, .. }: &PackedFfn| {

@@ -5,30 +5,35 @@
 
 pub(crate) mod cost;
 pub(crate) mod exchange;
+mod held;
 pub(crate) mod host;
 pub(crate) mod lists;
 mod refused;
 pub(crate) mod scratch;
 pub(crate) mod stream;
+pub(crate) mod tiers;
 mod workspace;
+
+use std::cell::OnceCell;
 
 use hal::{Device, HostRows, MailboxShape};
 
 use model::{Ffn, LayerWeights, Model};
-use placement::{DeviceIndex, LayerPlacement, Placement};
+use placement::{DeviceIndex, LayerPlacement, Placement, Share};
 
 use crate::ops::ffn::FfnMode;
-use crate::options::EngineOptions;
+use crate::options::{EngineOptions, NeuronReads};
 use scratch::ScratchShape;
 
 /// Everything except the placement that sizes depend on.
-#[derive(Clone, Copy)]
 pub(crate) struct Sizing<'a> {
     pub(crate) model: &'a Model,
     /// All devices, the CPU first.
     pub(crate) devices: &'a [Device],
     pub(crate) options: &'a EngineOptions,
     pub(crate) mode: FfnMode,
+    /// The result of [`Sizing::scratch`]: it depends on all layers, and is asked for per layer.
+    scratch: OnceCell<ScratchShape>,
 }
 
 impl<'a> Sizing<'a> {
@@ -37,7 +42,16 @@ impl<'a> Sizing<'a> {
         devices: &'a [Device],
         options: &'a EngineOptions,
     ) -> Sizing<'a> {
-        Sizing { model, devices, options, mode: FfnMode::new(model, options) }
+        Sizing::with_mode(model, devices, options, FfnMode::new(model, options))
+    }
+
+    pub(crate) fn with_mode(
+        model: &'a Model,
+        devices: &'a [Device],
+        options: &'a EngineOptions,
+        mode: FfnMode,
+    ) -> Sizing<'a> {
+        Sizing { model, devices, options, mode, scratch: OnceCell::new() }
     }
 
     /// The feed-forward block of a layer. Panics for a layer without one.
@@ -45,8 +59,10 @@ impl<'a> Sizing<'a> {
         self.model.layers[index].ffn.as_ref().expect("the layer has a feed-forward block")
     }
 
-    pub(crate) fn scratch(&self) -> ScratchShape {
-        ScratchShape::new(self.model, self.options, self.devices.len(), self.counts_rows())
+    pub(crate) fn scratch(&self) -> &ScratchShape {
+        self.scratch.get_or_init(|| {
+            ScratchShape::new(self.model, self.options, self.devices.len(), self.counts_rows())
+        })
     }
 
     pub(crate) fn mailbox_shape(&self) -> MailboxShape {
@@ -70,6 +86,13 @@ impl<'a> Sizing<'a> {
         layers.filter(split).count()
     }
 
+    /// Whether a predictor chooses neurons of a layer, and these may be read from disk alone.
+    pub(crate) fn reads_neurons(&self, layer: usize) -> bool {
+        let reads = self.options.paging.as_ref().map_or(NeuronReads::Layer, |by| by.neurons);
+        reads != NeuronReads::Layer
+            && self.mode.predictor(self.model, self.options, layer).is_some()
+    }
+
     /// Bytes of a layer's weights in the file.
     pub(crate) fn layer_bytes(&self, layer: usize) -> u64 {
         let LayerWeights { frame, ffn, .. } = &self.model.layers[layer];
@@ -79,6 +102,14 @@ impl<'a> Sizing<'a> {
         frame.for_each(&mut |_, rows| sum += size(rows));
         sum
     }
+}
+
+/// The device whose share of a layer adds `bias_down`: the home device if it has neurons of the
+/// layer, so that an exchange of neurons does not move `bias_down`. `None` without neurons.
+pub(crate) fn adding_device(placed: &LayerPlacement, n_ff: usize) -> Option<DeviceIndex> {
+    let used = |share: &&Share| share.neurons.len(n_ff) > 0;
+    let on_home = placed.shares.iter().find(|share| used(share) && share.device == placed.home);
+    on_home.or(placed.shares.iter().find(used)).map(|share| share.device)
 }
 
 /// Whether some neurons of a layer are on a device other than its home.

@@ -59,8 +59,11 @@ impl Sizing<'_> {
             return 0;
         }
         // A device that rejects an operand also rejects larger operands, so bisection finds the
-        // limit.
+        // limit. Most devices have none.
         let (mut low, mut high) = (0, cut.n_groups());
+        if high > 1 && runs(high - 1) {
+            return high;
+        }
         while high - low > 1 {
             let middle = low.midpoint(high);
             if runs(middle) { low = middle } else { high = middle }

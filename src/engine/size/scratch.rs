@@ -18,7 +18,7 @@ pub(crate) struct ScratchShape {
     pub(crate) n_embd: usize,
     /// Number of columns of the per-layer embeddings for all layers; 0 in models without them.
     pub(crate) n_inputs: usize,
-    pub(crate) n_vocab: usize,
+    pub(crate) n_logits: usize,
     /// Number of experts; 0 in dense models.
     pub(crate) n_expert: usize,
     /// Scratch of the layers, `[n_ubatch, ...]` each.
@@ -44,6 +44,8 @@ impl ScratchShape {
         n_devices: usize,
         counts: bool,
     ) -> ScratchShape {
+        #[cfg(test)]
+        tests::N_MADE.with(|n| n.set(n.get() + 1));
         let hyper = &model.hyper;
         let (n_ff, n_layer) = (model.max_n_ff(), hyper.n_layer);
         let lists = ListShape { n_ff, n_layer, shared: n_devices > 1 };
@@ -52,7 +54,8 @@ impl ScratchShape {
             n_layer: hyper.n_layer,
             n_embd: hyper.n_embd,
             n_inputs: hyper.n_per_layer * hyper.n_layer,
-            n_vocab: model.n_vocab(),
+            // Tensors have columns, even those of encoders' logits, which are not computed.
+            n_logits: model.n_logits().max(1),
             n_expert: model.max_experts(),
             body: Scratch::shapes(model, options.n_ubatch),
             batch: BatchShape {
@@ -71,7 +74,7 @@ impl ScratchShape {
 
     pub(crate) fn head(&self) -> [(&'static str, TensorDesc); 3] {
         let f32 = |cols| TensorDesc::new(self.max_out, cols, Format::F32);
-        [("chosen", f32(self.n_embd)), ("normed", f32(self.n_embd)), ("logits", f32(self.n_vocab))]
+        [("chosen", f32(self.n_embd)), ("normed", f32(self.n_embd)), ("logits", f32(self.n_logits))]
     }
 
     fn words(&self) -> TensorDesc {
@@ -103,7 +106,7 @@ impl ScratchShape {
     /// Bytes of the head's scratch and staging (logits are fetched row by row).
     pub(crate) fn head_size(&self, device: &Device) -> Bytes {
         let body: Bytes = self.head().iter().map(|(_, desc)| device.alloc_size(desc)).sum();
-        body + Bytes(4 * self.n_vocab as u64)
+        body + Bytes(4 * self.n_logits.max(self.n_embd) as u64)
     }
 
     /// Bytes of staging for a layer's row counters, its table of slots (the same number of words),
@@ -134,4 +137,44 @@ pub(crate) fn union_bytes(union: &TensorDesc) -> usize {
 /// Whether programs of `n_tokens` have union counts.
 pub(crate) fn counts_union(n_tokens: usize) -> bool {
     (2..=MAX_COUNTED_TOKENS).contains(&n_tokens)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::sync::Arc;
+
+    use hal::{Bytes, Device, DeviceId};
+    use measure::synthetic::Spec;
+    use model::{Model, ModelOptions};
+
+    use crate::options::EngineOptions;
+
+    thread_local! {
+        /// How often the shapes were made by this thread.
+        pub(super) static N_MADE: Cell<usize> = const { Cell::new(0) };
+    }
+
+    /// The shapes depend on all layers, so making them for each layer takes the square of the
+    /// number of layers.
+    #[test]
+    fn a_plan_makes_the_shapes_once_whatever_the_number_of_layers() {
+        for n_layer in [2, 9] {
+            let mut spec = Spec::parse(&format!("64x{n_layer}x64x2/1:Q4_0:relu")).unwrap();
+            spec.n_vocab = 300;
+            let file = spec.build(&mut |_, _| true).unwrap();
+            let model = Model::from_file(file, &ModelOptions::default()).unwrap();
+            let card = Device::new(
+                Arc::new(hal::null::NullBackend::assumed("card", Bytes(1 << 30))),
+                DeviceId(1),
+                Bytes(1 << 30),
+            );
+            let devices = [runtime::devices::cpu(Some(1)), card];
+            N_MADE.set(0);
+            let options = EngineOptions { n_ctx: 64, n_ubatch: 8, ..EngineOptions::default() };
+            let forecast = crate::forecast(&model, &devices, &options);
+            assert_eq!(forecast.layers.len(), n_layer);
+            assert_eq!(N_MADE.get(), 1, "{n_layer} layers");
+        }
+    }
 }

@@ -140,7 +140,8 @@ impl Sizing<'_> {
     pub(crate) fn can_stream(&self, index: usize) -> bool {
         let listed = self.mode.predictor(self.model, self.options, index).is_some();
         let ffn = self.model.layers[index].ffn.as_ref();
-        ffn.is_some_and(|ffn| !listed || ffn.experts.is_none())
+        // A cut-off depends on all neurons, which a chunk does not have.
+        ffn.is_some_and(|ffn| ffn.gaussian_cut.is_none() && (!listed || ffn.experts.is_none()))
     }
 
     /// Whether the neurons of layer `index` can be streamed to a device if the home of the layer is
@@ -174,8 +175,6 @@ impl Sizing<'_> {
     ) -> Vec<Option<usize>> {
         let n_devices = self.devices.len();
         let from: Vec<Option<usize>> = match (self.options.streaming, forecast) {
-            // The file's pages would push resident weights out of memory.
-            _ if self.options.paging.is_some() => vec![None; n_devices],
             (Streaming::Forced { from, .. }, _) => vec![Some(from); n_devices],
             (Streaming::Measured, Some(forecast)) => forecast.stream_from.clone(),
             (Streaming::Off, _) | (Streaming::Measured, None) => vec![None; n_devices],
@@ -200,6 +199,12 @@ impl Sizing<'_> {
             bytes.sum::<u64>() / n_ff.max(1) as u64 * n as u64
         };
         let host = Bytes(placement.layers.iter().enumerate().map(absent).sum());
+        if self.options.paging.is_some() {
+            let to = from.iter().zip(self.devices).find(|(from, _)| from.is_some());
+            let to = to.map_or("a device", |(_, device)| &device.info().name);
+            notices.push(format!("{host} of weights on the CPU are not streamed to {to} during prefill, because they may be on disk: the CPU computes with them"));
+            return vec![None; n_devices];
+        }
         let free = self.devices[CPU].memory().ok().and_then(|memory| memory.free);
         match free.filter(|free| *free < host) {
             None => from,
@@ -355,6 +360,7 @@ impl Sizing<'_> {
             threshold: shape(ChunkTensor::Threshold),
             experts: chunk.expert_ranges(0, up.n_rows),
             activation: chunk.activation,
+            gaussian_cut: None,
             orientation: chunk.orientation,
         };
         let place = FfnOperands {

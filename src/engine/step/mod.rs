@@ -221,9 +221,9 @@ fn run_head(
     let run = arena.timeline.replay(&mut lane.queue, program, step.interrupt)?;
     arena.timeline.wait(head.device, &[Work::Head], run)?;
     let since = arena.timeline.now();
-    let n_vocab = arena.sizes.n_vocab;
-    arena.logits.resize(n_out * n_vocab, 0.0);
-    for (row, out) in arena.logits.chunks_exact_mut(n_vocab).enumerate() {
+    let n_logits = if head.output.is_some() { arena.sizes.n_vocab } else { 0 };
+    arena.logits.resize(n_out * n_logits, 0.0);
+    for (row, out) in arena.logits.chunks_exact_mut(n_logits.max(1)).enumerate() {
         lane.queue.read_f32(&head.scratch.logits.rows(row..row + 1), out)?;
     }
     if arena.reads_hidden {

@@ -71,6 +71,7 @@ impl Slots {
                 threshold: of(ChunkTensor::Threshold),
                 experts: None,
                 activation: shape.activation,
+                gaussian_cut: None,
                 orientation: shape.orientation,
             }
         };

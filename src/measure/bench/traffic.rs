@@ -67,7 +67,7 @@ impl Traffic {
         let per_layer = model.per_layer.as_ref().map_or(0.0, |by| {
             size(&by.table) / model.n_vocab().max(1) as f64 + size(&by.proj.w) + size(&by.norm)
         });
-        let mut always = embedding + position + per_layer + size(&model.output);
+        let mut always = embedding + position + per_layer + model.output.as_ref().map_or(0.0, size);
         always += size(&model.output_norm.w);
         always += model.output_norm.bias.iter().chain(&model.output_bias).map(size).sum::<f64>();
         let (mut blocks, mut gates) = (Vec::new(), 0.0);

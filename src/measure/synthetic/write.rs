@@ -61,6 +61,16 @@ impl Spec {
         Ok(Bytes(total(&Plan::new(self).tensors(self.container))))
     }
 
+    /// The model without the values of its weights, for plans from shapes alone.
+    ///
+    /// # Errors
+    /// Errors of [`Spec::check`], tensors too large for the container.
+    pub fn shapes(&self) -> Result<File, Error> {
+        self.check()?;
+        let tensors = Plan::new(self).tensors(self.container);
+        Ok(self.header(self.container, &tensors)?.shapes(&self.to_string())?)
+    }
+
     fn header(&self, container: Container, tensors: &[Tensor]) -> Result<Writer, Error> {
         let mut writer = Writer::new(container);
         metadata::set(self, container, &mut writer)?;

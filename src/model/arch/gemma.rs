@@ -1,4 +1,4 @@
-//! Gemma 1 to 3. GGUF files store the norm weights with 1 added, as llama.cpp expects.
+//! Gemma 1 to 3 and EmbeddingGemma. GGUF files store the norm weights with 1 added, as llama.cpp expects.
 
 use hal::op::{Activation, Pairing};
 
@@ -37,4 +37,13 @@ pub(super) const GEMMA3: ArchSpec = ArchSpec {
     // Number of layers of the 27B model.
     width_scaled: Some(62),
     ..GEMMA
+};
+
+/// The last of every six layers is global, as in Gemma 3.
+pub(super) const GEMMA_EMBEDDING: ArchSpec = ArchSpec {
+    name: "gemma-embedding",
+    models: "EmbeddingGemma 300M",
+    encoder: true,
+    width_scaled: None,
+    ..GEMMA3
 };

@@ -5,14 +5,15 @@ use hal::op::{Activation, FfnKind, NormKind, Pairing, Scoring};
 
 use crate::{
     Alibi, ArchSpec, BlockKind, Clamp, DenseBeside, EmbeddingNorm, Error, GateKind, KvKind,
-    LayerReader, LocalRope, Mixer, Positions, PredictorInput, RotaryLayers, RouterInput, Routing,
-    RoutingKeys, ScaleRules, ScoreScale, TemperatureKeys, YarnLog,
+    LayerReader, LocalRope, Mixer, Positions, PredictorInput, RankActivation, RotaryLayers,
+    RouterInput, Routing, RoutingKeys, ScaleRules, ScoreScale, TemperatureKeys, YarnLog,
 };
 
 /// The base of most other families, which change a few fields.
 pub(super) const LLAMA: ArchSpec = ArchSpec {
     name: "llama",
     models: "Llama 1 to 3.x, CodeLlama, Mistral with its window, Mixtral, TinyLlama; ReLU: ReluLLaMA, ProSparse",
+    encoder: false,
     norm: NormKind::Rms,
     norm_weights: true,
     eps: None,
@@ -35,6 +36,9 @@ pub(super) const LLAMA: ArchSpec = ArchSpec {
     half_rotary: false,
     local_rope: LocalRope::Scaled,
     scales: ScaleRules::NONE,
+    halves: false,
+    altup: false,
+    gaussian_cut: None,
     clamps: false,
     temperature: TemperatureKeys::None,
     attn_scale: ScoreScale::PerRootHeadSize,
@@ -54,6 +58,7 @@ pub(super) const LLAMA: ArchSpec = ArchSpec {
     post_norm_eps: None,
     output_norm: "output_norm",
     dense_beside: DenseBeside::None,
+    rank_activation: RankActivation::Tanh,
     rank_softmax: false,
     routing: Routing {
         input: RouterInput::Ffn,

@@ -6,14 +6,17 @@ mod apertus;
 mod arctic;
 mod bailing;
 mod bamboo;
+mod bert;
 mod cohere;
 mod dbrx;
 mod deepseek;
+mod encoder;
 mod ernie;
 mod exaone;
 mod falcon;
 mod falcon_h1;
 mod gemma;
+mod gemma3n;
 mod gemma4;
 mod glm;
 mod gpt;
@@ -40,6 +43,7 @@ mod plamo;
 mod qwen;
 mod qwen35;
 mod relu2;
+mod rwkv6;
 mod rwkv7;
 mod sections;
 mod smallthinker;
@@ -72,6 +76,8 @@ pub const ALL: &[ArchSpec] = &[
     lfm2::LFM2MOE,
     mamba::MAMBA,
     mamba2::MAMBA2,
+    rwkv6::RWKV6,
+    rwkv6::RWKV6QWEN2,
     rwkv7::RWKV7,
     mamba::JAMBA,
     falcon_h1::FALCON_H1,
@@ -91,6 +97,7 @@ pub const ALL: &[ArchSpec] = &[
     gemma::GEMMA,
     gemma::GEMMA2,
     gemma::GEMMA3,
+    gemma3n::GEMMA3N,
     gemma4::GEMMA4,
     glm::CHATGLM,
     glm::GLM4,
@@ -157,6 +164,16 @@ pub const ALL: &[ArchSpec] = &[
     gpt::MPT,
     gpt::BLOOM,
     gpt::JAIS,
+    bert::BERT,
+    bert::NOMIC_BERT,
+    bert::NOMIC_BERT_MOE,
+    bert::JINA_BERT_V2,
+    bert::JINA_BERT_V3,
+    encoder::MODERN_BERT,
+    encoder::NEO_BERT,
+    encoder::EUROBERT,
+    encoder::LLAMA_EMBED,
+    gemma::GEMMA_EMBEDDING,
 ];
 
 /// The family with this `general.architecture`; `None` if it is not supported.

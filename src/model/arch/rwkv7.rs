@@ -29,17 +29,8 @@ pub(super) const RWKV7: ArchSpec = ArchSpec {
 const N_SHIFTS: usize = 6;
 
 fn mixer(layer: &LayerReader<'_>) -> Result<Mixer, Error> {
-    let (keys, n) = (layer.keys(), layer.n_embd());
-    let d_head = keys.need("wkv.head_size", "the number of values of a head")?;
-    if !n.is_multiple_of(d_head) {
-        let expected = format!("a divisor of the embedding size {n}");
-        return Err(keys.wrong_key("wkv.head_size", expected, d_head));
-    }
-    const COUNT: &str = "token_shift_count";
-    match keys.count(COUNT)? {
-        None | Some(2) => {}
-        Some(count) => return Err(keys.wrong_key(COUNT, 2, count)),
-    }
+    let n = layer.n_embd();
+    let d_head = head_size(layer, 2)?;
     let has_gate = layer.has("time_mix_g1.weight");
     let n_shifts = if has_gate { N_SHIFTS } else { N_SHIFTS - 1 };
     let shares = layer.flat("time_mix_lerp_fused.weight", n_shifts * n)?;
@@ -99,12 +90,29 @@ fn mixer(layer: &LayerReader<'_>) -> Result<Mixer, Error> {
     })))
 }
 
+/// Number of columns of a head, in a layer that shifts `n_shifts` inputs.
+pub(super) fn head_size(layer: &LayerReader<'_>, n_shifts: usize) -> Result<usize, Error> {
+    const COUNT: &str = "token_shift_count";
+    let (keys, n) = (layer.keys(), layer.n_embd());
+    let d_head = keys.need("wkv.head_size", "the number of values of a head")?;
+    if !n.is_multiple_of(d_head) {
+        let expected = format!("a divisor of the embedding size {n}");
+        return Err(keys.wrong_key("wkv.head_size", expected, d_head));
+    }
+    // Files without the key have two.
+    let count = keys.count(COUNT)?.unwrap_or(2);
+    if count != n_shifts {
+        return Err(keys.wrong_key(COUNT, n_shifts, count));
+    }
+    Ok(d_head)
+}
+
 fn rank(by: &Affine) -> usize {
     by.w.desc().n_rows
 }
 
 /// The filter of a token shift from each channel's share of the earlier input.
-fn shift(shares: &[f32]) -> HostRows {
+pub(super) fn shift(shares: &[f32]) -> HostRows {
     let both: Vec<f32> = shares.iter().flat_map(|&share| [share, 1.0 - share]).collect();
     f32_matrix(shares.len(), &both)
 }

@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use engine::{self, Engine, ExchangeStats, Feed, LogitsRequest, Sequence, StepStats};
+use engine::{self, Engine, ExchangeStats, Feed, LogitsRequest, Sequence, StepStats, Tiers};
 use text::sample::{self, Constraint, ConstraintError, PushedText, Sampler, StopStrings};
 use text::tokenizer::{self, Detokenizer, Start, Tokenizer};
 
@@ -94,6 +94,8 @@ pub struct Report {
     /// Neurons swapped between CPU and devices since loading; `None` if swapping is off, or if no
     /// decision was due yet.
     pub exchanged: Option<ExchangeStats>,
+    /// Bytes of weights on devices, in memory and on disk; `None` if none stay on disk.
+    pub tiers: Option<Tiers>,
 }
 
 /// An error that ends a generation.
@@ -232,6 +234,7 @@ impl<'a> Generator<'a> {
                 neurons: StepStats::default(),
                 n_shifts: 0,
                 exchanged: None,
+                tiers: None,
             },
         };
         let mut tokens = Tokens { run, ended: None, failed: false };
@@ -281,6 +284,7 @@ impl Tokens<'_> {
         report.ended = self.ended.unwrap_or(EndReason::Closed);
         report.neurons += generator.engine.take_stats()?;
         report.exchanged = generator.engine.exchange_stats();
+        report.tiers = generator.engine.tiers();
         Ok(report)
     }
 

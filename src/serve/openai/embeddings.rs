@@ -175,17 +175,6 @@ fn base64(vector: &[f32]) -> String {
     text
 }
 
-/// The pooling named in the model file, else the mean. `ranks`: the model has a ranking head.
-pub(crate) fn pooling(kind: Option<u32>, ranks: bool) -> Pooling {
-    match kind {
-        // llama.cpp's numbers of the pooling types.
-        Some(2) => Pooling::First,
-        Some(3) => Pooling::Last,
-        Some(4) if ranks => Pooling::Rank,
-        _ => Pooling::Mean,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

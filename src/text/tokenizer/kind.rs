@@ -19,15 +19,18 @@ pub(super) enum TokenizerKind {
     Plamo2,
     /// Takes the longest token (RWKV World).
     World,
+    /// Takes the longest tokens of each word (BERT).
+    WordPiece,
 }
 
-const NAMES: [(&str, TokenizerKind); 6] = [
+const NAMES: [(&str, TokenizerKind); 7] = [
     ("llama", TokenizerKind::Llama),
     ("gpt2", TokenizerKind::Gpt2),
     ("gemma4", TokenizerKind::Gemma4),
     ("t5", TokenizerKind::Unigram),
     ("rwkv", TokenizerKind::World),
     ("plamo2", TokenizerKind::Plamo2),
+    ("bert", TokenizerKind::WordPiece),
 ];
 
 impl TokenizerKind {
@@ -52,7 +55,8 @@ impl TokenizerKind {
             TokenizerKind::Llama
             | TokenizerKind::Unigram
             | TokenizerKind::Plamo2
-            | TokenizerKind::World => Ok(None),
+            | TokenizerKind::World
+            | TokenizerKind::WordPiece => Ok(None),
             TokenizerKind::Gpt2 => pre::find(named.unwrap_or("default")).map(Some),
             TokenizerKind::Gemma4 => pre::find("gemma4").map(Some),
         }
@@ -71,6 +75,9 @@ impl TokenizerKind {
             TokenizerKind::Gemma4 | TokenizerKind::World => none,
             TokenizerKind::Plamo2 => {
                 SpecialIds { bos: Some(1), eos: Some(2), unk: Some(0), pad: Some(3), ..none }
+            }
+            TokenizerKind::WordPiece => {
+                SpecialIds { bos: Some(101), unk: Some(100), sep: Some(102), pad: Some(0), ..none }
             }
             TokenizerKind::Unigram => {
                 SpecialIds { eos: Some(1), unk: Some(2), pad: Some(0), ..none }

@@ -5,8 +5,8 @@
 //! (`llama.rs`). `gpt2` and `gemma4` vocabularies merge by rank within the words of a named
 //! pre-tokenizer (`gpt2.rs`, `pre/`). Both share `merge.rs`. `t5` vocabularies split a normalised
 //! text into its most probable pieces (`unigram.rs`). `rwkv` vocabularies take the longest token
-//! (`world.rs`). `plamo2` vocabularies maximise the sum of scores (`plamo2.rs`). `bert` and other vocabularies of embedding
-//! models are not supported.
+//! (`world.rs`). `plamo2` vocabularies maximise the sum of scores (`plamo2.rs`). `bert` vocabularies
+//! write words with the longest tokens (`wordpiece.rs`).
 //!
 //! ```
 //! use thermocline_text::tokenizer::{Tokenizer, Vocab};
@@ -36,6 +36,7 @@ mod special;
 mod trie;
 mod unigram;
 mod vocab;
+mod wordpiece;
 mod world;
 
 use std::collections::HashMap;
@@ -54,6 +55,7 @@ use plamo2::Plamo2;
 use pre::{AddBos, Pre};
 use special::{Fragment, Matcher};
 use unigram::Unigram;
+use wordpiece::WordPiece;
 use world::World;
 
 /// Maps the text of a token to its id.
@@ -75,6 +77,7 @@ pub struct Tokenizer {
     eog: Vec<u32>,
     add_bos: bool,
     add_eos: bool,
+    add_sep: bool,
     warnings: Vec<Warning>,
 }
 
@@ -85,6 +88,7 @@ enum Model {
     Unigram(Unigram),
     World(World),
     Plamo2(Plamo2),
+    WordPiece(WordPiece),
 }
 
 impl Tokenizer {
@@ -127,6 +131,7 @@ impl Tokenizer {
             TokenizerKind::Plamo2 => None,
             TokenizerKind::Llama
             | TokenizerKind::Unigram
+            | TokenizerKind::WordPiece
             | TokenizerKind::Gpt2
             | TokenizerKind::Gemma4 => Some(pre.map_or(Spelling::Marks, |pre| pre.spelling)),
         };
@@ -140,6 +145,7 @@ impl Tokenizer {
             eog,
             add_bos,
             add_eos,
+            add_sep: vocab.add_sep.unwrap_or(kind == TokenizerKind::WordPiece),
             warnings,
         })
     }
@@ -180,11 +186,24 @@ impl Tokenizer {
                 Model::Unigram(model) => model.encode(text, &mut out)?,
                 Model::World(model) => model.encode(text, &mut out),
                 Model::Plamo2(model) => model.encode(text, &mut out),
+                Model::WordPiece(model) => model.encode(text, &mut out),
             }
             after_special = false;
         }
-        out.extend(self.special.eos.filter(|_| add_special && self.add_eos));
+        out.extend(self.end().filter(|_| add_special));
         Ok(out)
+    }
+
+    /// The token that `encode` appends with `add_special`; `None` if it appends none.
+    fn end(&self) -> Option<u32> {
+        match &self.model {
+            Model::WordPiece(_) => self.special.sep,
+            Model::Llama(_)
+            | Model::Gpt2(_)
+            | Model::Unigram(_)
+            | Model::World(_)
+            | Model::Plamo2(_) => self.special.eos.filter(|_| self.add_eos),
+        }
     }
 
     /// The bytes of a token, which may be incomplete characters. Control and unknown tokens have
@@ -259,12 +278,17 @@ impl Tokenizer {
         self.add_eos
     }
 
+    /// Whether a separator is written between two texts of a ranking model.
+    pub fn adds_sep(&self) -> bool {
+        self.add_sep
+    }
+
     /// Whether `encode` prepends a space to a text.
     pub fn has_space_prefix(&self) -> bool {
         match &self.model {
             Model::Llama(model) => model.space_prefix,
             Model::Unigram(model) => model.space_prefix,
-            Model::Gpt2(_) | Model::World(_) | Model::Plamo2(_) => false,
+            Model::Gpt2(_) | Model::World(_) | Model::Plamo2(_) | Model::WordPiece(_) => false,
         }
     }
 
@@ -285,6 +309,10 @@ fn whole_text_model(
         let unknown = special.unk.ok_or(Error::Missing { key: vocab::UNKNOWN })?;
         return Unigram::new(vocab, unknown).map(Model::Unigram);
     }
+    if kind == TokenizerKind::WordPiece {
+        let unknown = special.unk.ok_or(Error::Missing { key: vocab::UNKNOWN })?;
+        return WordPiece::new(vocab, unknown).map(Model::WordPiece);
+    }
     if kind == TokenizerKind::Plamo2 {
         return Plamo2::new(vocab).map(Model::Plamo2);
     }
@@ -303,6 +331,8 @@ fn adds_bos(
 ) -> bool {
     let add_bos = vocab.add_bos;
     match pre.map(|pre| pre.bos) {
+        // llama.cpp does so even if the file says otherwise.
+        None if kind == TokenizerKind::WordPiece => true,
         None => add_bos.unwrap_or(kind == TokenizerKind::Llama),
         Some(AddBos::IfSet) => add_bos.unwrap_or(false),
         Some(AddBos::Default) => add_bos.unwrap_or(true),
@@ -333,6 +363,7 @@ fn check_lists(vocab: &mut Vocab, kind: TokenizerKind) -> Result<(), Error> {
         TokenizerKind::Llama
         | TokenizerKind::Unigram
         | TokenizerKind::Plamo2
+        | TokenizerKind::WordPiece
         | TokenizerKind::World => false,
     };
     if merges && vocab.merges.is_empty() {

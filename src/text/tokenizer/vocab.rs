@@ -50,7 +50,7 @@ impl TokenType {
 /// The vocabulary of a file. `None` and empty lists mean that the key is missing.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Vocab {
-    /// `llama`, `gpt2`, `gemma4`, `t5`, `rwkv` or `plamo2`.
+    /// `llama`, `gpt2`, `gemma4`, `t5`, `rwkv`, `plamo2` or `bert`.
     pub model: String,
     /// Name of the pre-tokenizer of a `gpt2` vocabulary.
     pub pre: Option<String>,
@@ -68,6 +68,12 @@ pub struct Vocab {
     pub add_bos: Option<bool>,
     /// Whether an EOS token is appended.
     pub add_eos: Option<bool>,
+    /// Whether a separator is written between two texts of a ranking model.
+    pub add_sep: Option<bool>,
+    /// Whether letters are converted to lower case (`bert`).
+    pub lowercase: Option<bool>,
+    /// Whether accents are removed (`bert`).
+    pub strip_accents: Option<bool>,
     /// Whether a space is prepended (`llama` and `t5`).
     pub add_space_prefix: Option<bool>,
     /// Whether consecutive spaces are merged, and spaces at both ends removed (`t5`).
@@ -101,6 +107,9 @@ impl Vocab {
             ids: special_ids(metadata)?,
             add_bos: metadata.bool(ADD_BOS)?,
             add_eos: metadata.bool(ADD_EOS)?,
+            add_sep: metadata.bool("tokenizer.ggml.add_sep_token")?,
+            lowercase: metadata.bool("tokenizer.ggml.normalizer.lowercase")?,
+            strip_accents: metadata.bool("tokenizer.ggml.normalizer.strip_accents")?,
             add_space_prefix: metadata.bool("tokenizer.ggml.add_space_prefix")?,
             remove_extra_whitespaces: metadata.bool("tokenizer.ggml.remove_extra_whitespaces")?,
             charsmap: charsmap(metadata)?,

@@ -219,9 +219,11 @@ fn shapes() -> Vec<Shape> {
     shapes
 }
 
-/// Windows of both kinds, shorter and longer than the sequences.
+/// Windows of all kinds, shorter and longer than the sequences.
 fn windows() -> Vec<Shape> {
     const MIXED: &[(usize, usize)] = &[(9, 5), (77, 1), (33, 2)];
+    const WHOLE: &[(usize, usize)] = &[(301, 301), (9, 9), (70, 70)];
+    let encoder = Shape { window: Some(Window::Around(usize::MAX)), slopes: true, ..PLAIN };
     let long = Shape { seqs: &[(700, 1)], ..PLAIN };
     vec![
         Shape {
@@ -254,6 +256,12 @@ fn windows() -> Vec<Shape> {
             ..PLAIN
         },
         Shape { name: "chunk-wider", window: Some(Window::Chunk(4096)), ..long },
+        Shape { name: "around-0", window: Some(Window::Around(0)), seqs: MIXED, ..PLAIN },
+        Shape { name: "around-3", window: Some(Window::Around(3)), seqs: MIXED, ..PLAIN },
+        Shape { name: "around-100", window: Some(Window::Around(100)), seqs: WHOLE, ..PLAIN },
+        Shape { name: "around-slopes", seqs: WHOLE, ..encoder },
+        Shape { name: "around-few", seqs: &[(9, 9), (3, 3)], ..encoder },
+        Shape { name: "around-last", sinks: true, seqs: &[(700, 3)], ..encoder },
     ]
 }
 

@@ -1,6 +1,6 @@
-//! Cases of ShortConv, GatedDelta, SsmScan and Wkv7: state per sequence, reset at position 0.
+//! Cases of ShortConv, GatedDelta, SsmScan, Wkv6 and Wkv7: state per sequence, reset at position 0.
 
-use hal::op::{GatedDelta, HeadMapping, ShortConv, SsmScan, Wkv7};
+use hal::op::{GatedDelta, HeadMapping, ShortConv, SsmScan, Wkv6, Wkv7};
 use hal::{Batch, BatchShape, Result, Tensor};
 
 use crate::Case;
@@ -53,6 +53,11 @@ pub(super) fn cases() -> Vec<Case> {
         for (n_head, d) in [(2, 64), (3, 16), (2, 5), (1, 130), (2, 40)] {
             let body = move |rig: &mut Rig| wkv7(rig, seqs, [n_head, d]);
             cases.push(Case::new(format!("Wkv7/{n_head}x{d}/{name}"), body));
+            for first in [true, false] {
+                let body = move |rig: &mut Rig| wkv6(rig, seqs, [n_head, d], first);
+                let kind = if first { "first" } else { "gated" };
+                cases.push(Case::new(format!("Wkv6/{n_head}x{d}/{kind}/{name}"), body));
+            }
         }
     }
     cases
@@ -141,6 +146,18 @@ fn ssm_scan(rig: &mut Rig, seqs: Steps, size: [usize; 4], n_rates: usize) -> Res
     let y = rig.output(MAX_TOKENS, n_head * d_head)?;
     let op =
         SsmScan { x, dt, dt_bias, a, b, c, d, batch, state: state.clone(), y: y.clone(), n_group };
+    rig.run([op.into()])?;
+    read_outputs(rig, seqs, &y, &state)
+}
+
+fn wkv6(rig: &mut Rig, seqs: Steps, [n_head, d]: [usize; 2], has_first: bool) -> Result<()> {
+    let n = n_head * d;
+    let (batch, state) = make_inputs(rig, seqs, n * d)?;
+    let (r, w) = (rig.input(MAX_TOKENS, n)?, rig.input(MAX_TOKENS, n)?);
+    let (k, v) = (rig.input(MAX_TOKENS, n)?, rig.input(MAX_TOKENS, n)?);
+    let first = if has_first { Some(rig.input(1, n)?) } else { None };
+    let y = rig.output(MAX_TOKENS, n)?;
+    let op = Wkv6 { r, w, k, v, first, batch, state: state.clone(), y: y.clone(), n_head };
     rig.run([op.into()])?;
     read_outputs(rig, seqs, &y, &state)
 }

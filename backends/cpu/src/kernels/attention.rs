@@ -75,8 +75,7 @@ impl Attention {
 
     /// Positions that token `t` attends to.
     fn visible_positions(&self, t: usize) -> Range<usize> {
-        let pos = self.step.view().positions()[t] as usize;
-        self.window.map_or(0, |window| window.first(pos))..pos + 1
+        self.step.view().visible_positions(t, self.window)
     }
 
     /// Spans that contain a position to which any of `tokens` attends.
@@ -286,7 +285,7 @@ impl Attention {
         let slope = slopes.as_slice()[head];
         let pos = self.step.view().positions()[t] as usize;
         for (i, score) in scores.iter_mut().enumerate() {
-            *score -= slope * (pos - (first + i)) as f32;
+            *score -= slope * pos.abs_diff(first + i) as f32;
         }
     }
 

@@ -20,6 +20,7 @@ mod cut;
 mod decode;
 mod down;
 mod experts;
+mod gaussian;
 mod list;
 mod needed_rows;
 mod prefill;
@@ -28,16 +29,25 @@ pub(super) use cut::Workspace;
 use cut::{Cut, SLICE};
 use down::DownByNeuron;
 use experts::{ExpertChunk, ExpertPairs};
+use gaussian::Tests;
 use list::RowList;
 use prefill::Prefill;
 
-/// Phases per tile.
+/// Steps per tile, without those of a Gaussian cut.
 const STEPS: usize = 4;
+
+/// A step of a tile.
+enum Step {
+    /// One of [`gaussian::STEPS`], which follow the first of [`STEPS`].
+    Tests(usize),
+    /// One of [`STEPS`].
+    Neurons(usize),
+}
 
 /// The reason why an op runs on the slow reference implementation; `None` if it has a fast kernel.
 pub(super) fn unsupported<T: Operand>(op: &op::SparseFfn<T>) -> Option<&'static str> {
-    let cut = matches!(op.skip, Skip::GaussianCut(_));
-    cut.then_some("with a Gaussian cut has no fast kernel")
+    let cut = matches!(op.skip, Skip::GaussianCut(_)) && op.experts.is_some();
+    cut.then_some("with a Gaussian cut of experts has no fast kernel")
 }
 
 /// The down matrix in either orientation, and the op's buffers for it.
@@ -56,6 +66,8 @@ pub(super) struct SparseFfn {
     bias_up: Option<ReadView<f32>>,
     bias_down: Option<ReadView<f32>>,
     threshold: Option<ReadView<f32>>,
+    /// Test values; `None` without a Gaussian cut.
+    tests: Option<Tests>,
     experts: ExpertPairs,
     list: Option<RowList>,
     x: Acts,
@@ -102,6 +114,7 @@ impl SparseFfn {
             bias_up: optional_view(op.bias_up.as_ref(), context),
             bias_down: optional_view(op.bias_down.as_ref(), context),
             threshold: optional_view(op.threshold.as_ref(), context),
+            tests: Tests::new(op.skip, &spans.tests, |span| bind.scratch(span)),
             experts: ExpertPairs::new(op, &cut, &spans.experts, context),
             list: match &op.rows {
                 Rows::All => None,
@@ -132,8 +145,20 @@ impl SparseFfn {
         }
     }
 
-    fn tile(&self, tile: usize) -> Range<usize> {
-        nth_range(tile, self.cut.tile, self.cut.n_tokens)
+    /// Number of phases of a tile.
+    fn n_steps(&self) -> usize {
+        STEPS + self.tests.as_ref().map_or(0, |_| gaussian::STEPS)
+    }
+
+    /// The tile of a phase, and its step.
+    fn step(&self, phase: usize) -> (Range<usize>, Step) {
+        let n = self.n_steps();
+        let step = match phase % n {
+            0 => Step::Neurons(0),
+            step if step <= n - STEPS => Step::Tests(step - 1),
+            step => Step::Neurons(step - (n - STEPS)),
+        };
+        (nth_range(phase / n, self.cut.tile, self.cut.n_tokens), step)
     }
 
     /// Initialises columns `cols` of y for token `t`: keeps the previous contents if the op
@@ -169,11 +194,14 @@ impl SparseFfn {
 
 impl Kernel for SparseFfn {
     fn n_phases(&self) -> usize {
-        STEPS * self.cut.n_tokens.div_ceil(self.cut.tile.max(1))
+        self.n_steps() * self.cut.n_tokens.div_ceil(self.cut.tile.max(1))
     }
 
     fn chunks(&self, phase: usize) -> usize {
-        let (tile, step) = (self.tile(phase / STEPS), phase % STEPS);
+        let (tile, step) = match self.step(phase) {
+            (tile, Step::Tests(step)) => return self.test_chunks(step, &tile),
+            (tile, Step::Neurons(step)) => (tile, step),
+        };
         match (step, &self.prefill) {
             (0, _) if self.x.quantizes() => tile.len(),
             (0, _) => tile.len().min(1),
@@ -183,7 +211,13 @@ impl Kernel for SparseFfn {
     }
 
     fn run(&self, phase: usize, chunk: usize, worker: usize) {
-        let (tile, step) = (self.tile(phase / STEPS), phase % STEPS);
+        let (tile, step) = match (self.step(phase), &self.tests) {
+            ((tile, Step::Tests(step)), Some(tests)) => {
+                return self.test_run(tests, step, chunk, &tile, worker);
+            }
+            ((_, Step::Tests(_)), None) => return,
+            ((tile, Step::Neurons(step)), _) => (tile, step),
+        };
         match (step, &self.prefill) {
             (0, _) => {
                 self.x.quantize(tile.start + chunk, chunk);

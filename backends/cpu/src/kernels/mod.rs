@@ -70,7 +70,8 @@ pub(crate) fn plan(op: &OpDesc, n_threads: usize) -> Plan {
         Op::ShortConv(op) => _ = recurrent::ConvSpan::new(op, n_threads, &mut scratch),
         Op::GatedDelta(op) => _ = recurrent::DeltaSpans::new(op, n_threads, &mut scratch),
         Op::SsmScan(_) => {}
-        Op::Wkv7(op) => _ = wkv::WkvSpan::new(op, n_threads, &mut scratch),
+        Op::Wkv6(op) => _ = wkv::WkvSpan::new(op.d_head(), n_threads, &mut scratch),
+        Op::Wkv7(op) => _ = wkv::WkvSpan::new(op.d_head(), n_threads, &mut scratch),
         Op::Post(_) | Op::Merge(_) => return Plan::No(NO_HAND_OFF.to_owned()),
     }
     let slow = slow
@@ -103,6 +104,7 @@ pub(crate) fn compile(op: &Op, context: &Context<'_>) -> Box<dyn Kernel> {
         Op::ShortConv(op) => Box::new(recurrent::ShortConv::new(op, context)),
         Op::GatedDelta(op) => Box::new(recurrent::GatedDelta::new(op, context)),
         Op::SsmScan(op) => Box::new(recurrent::SsmScan::new(op, context)),
+        Op::Wkv6(op) => Box::new(wkv::Wkv6::new(op, context)),
         Op::Wkv7(op) => Box::new(wkv::Wkv7::new(op, context)),
         Op::Post(_) | Op::Merge(_) => unreachable!("{NO_HAND_OFF}"),
     }

@@ -1,7 +1,7 @@
 //! RoPE, the paged KV cache, and attention over it.
 
-use hal::op::{Attention, Pairing, Rope, StoreKv, Window};
-use hal::{BatchView, Operand, Tensor};
+use hal::op::{Attention, Pairing, Rope, StoreKv};
+use hal::{Operand, Tensor};
 
 use super::Memory;
 use super::operands::{Step, floats, optional_floats, row, write_cache_row, write_row};
@@ -44,15 +44,15 @@ pub(super) fn attention(op: &Attention<Tensor>, memory: &dyn Memory) {
     let slopes = optional_floats(memory, op.slopes.as_ref());
     let sinks = optional_floats(memory, op.sinks.as_ref());
     for t in 0..step.n_tokens(op.q.desc().n_rows) {
-        let rows = visible_rows(&step.view(), t, op.window);
+        let visible = step.view().visible_positions(t, op.window);
+        let view = step.view();
+        let (seq, pos) = (view.seqs()[t] as usize, view.positions()[t] as usize);
+        let rows: Vec<usize> = visible.clone().map(|p| view.kv_row(seq, p)).collect();
         let mut scores = scores(op, memory, t, &rows);
         if let Some(slopes) = &slopes {
             for (scores, &slope) in scores.iter_mut().zip(slopes) {
-                let distances = (0..rows.len()).rev();
-                scores
-                    .iter_mut()
-                    .zip(distances)
-                    .for_each(|(s, d)| *s -= f64::from(slope) * d as f64);
+                let distances = visible.clone().map(|p| p.abs_diff(pos) as f64);
+                scores.iter_mut().zip(distances).for_each(|(s, d)| *s -= f64::from(slope) * d);
             }
         }
         for (h, scores) in scores.iter_mut().enumerate() {
@@ -70,13 +70,6 @@ pub(super) fn attention(op: &Attention<Tensor>, memory: &dyn Memory) {
         let y: Vec<f32> = y.into_iter().map(|y| y as f32).collect();
         write_row(memory, &op.y, t, &y);
     }
-}
-
-/// The cache rows of the positions that token `t` attends to, in order of position.
-fn visible_rows(view: &BatchView<'_>, t: usize, window: Option<Window>) -> Vec<usize> {
-    let (seq, pos) = (view.seqs()[t] as usize, view.positions()[t] as usize);
-    let first = window.map_or(0, |window| window.first(pos));
-    (first..=pos).map(|p| view.kv_row(seq, p)).collect()
 }
 
 /// Soft-capped scores of token `t`: `[n_head][positions]`.

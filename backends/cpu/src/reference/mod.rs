@@ -57,6 +57,7 @@ pub fn execute(op: &Op, memory: &dyn Memory) -> Result<()> {
         Op::ShortConv(op) => recurrent::short_conv(op, memory),
         Op::GatedDelta(op) => recurrent::gated_delta(op, memory),
         Op::SsmScan(op) => recurrent::ssm_scan(op, memory),
+        Op::Wkv6(op) => recurrent::wkv6(op, memory),
         Op::Wkv7(op) => recurrent::wkv7(op, memory),
         Op::Post(_) | Op::Merge(_) => unreachable!("devices run hand-offs themselves"),
     }

@@ -1,6 +1,6 @@
 //! Recurrent layers, with a state per sequence.
 
-use hal::op::{GatedDelta, MIN_KEY_NORM, ShortConv, SsmScan, WKV7_DECAY, Wkv7};
+use hal::op::{GatedDelta, MIN_KEY_NORM, ShortConv, SsmScan, WKV7_DECAY, Wkv6, Wkv7};
 use hal::{Batch, Operand, Tensor};
 
 use super::Memory;
@@ -96,6 +96,37 @@ pub(super) fn ssm_scan(op: &SsmScan<Tensor>, memory: &dyn Memory) {
                 *s = next as f32;
             }
             y[i] = sum as f32;
+        }
+        write_row(memory, &op.y, t, &y);
+    });
+}
+
+pub(super) fn wkv6(op: &Wkv6<Tensor>, memory: &dyn Memory) {
+    let (n, d) = (op.r.desc().n_cols, op.d_head());
+    let first = optional_floats(memory, op.first.as_ref());
+    for_each_token(&op.batch, op.r.desc().n_rows, &op.state, memory, |t, state| {
+        let [r, w, k, v] = [&op.r, &op.w, &op.k, &op.v]
+            .map(|x| row(memory, x, t).into_iter().map(f64::from).collect::<Vec<_>>());
+        let mut y = vec![0.0; n];
+        for (h, state) in state.chunks_exact_mut(d * d).enumerate() {
+            let at = h * d;
+            for j in 0..d {
+                let mut sum = 0.0;
+                for i in 0..d {
+                    let (old, decay) = (f64::from(state[i * d + j]), (-w[at + i].exp()).exp());
+                    let pair = k[at + i] * v[at + j];
+                    let (seen, next) = match &first {
+                        Some(first) => (old + f64::from(first[at + i]) * pair, decay * old + pair),
+                        None => {
+                            let next = decay * old + (1.0 - decay) * pair;
+                            (next, next)
+                        }
+                    };
+                    sum += seen * r[at + i];
+                    state[i * d + j] = next as f32;
+                }
+                y[at + j] = sum as f32;
+            }
         }
         write_row(memory, &op.y, t, &y);
     });

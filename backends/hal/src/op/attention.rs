@@ -1,5 +1,7 @@
 //! The paged KV cache and attention over it.
 
+use std::ops::Range;
+
 use super::facts::Work;
 use super::{Check, Visit, op, op_map, op_type, op_visit};
 use crate::format::Format;
@@ -18,7 +20,7 @@ pub const KV_FORMATS: &[Format] = &[
     Format::IQ4_NL,
 ];
 
-/// The positions that a token attends to, up to its own.
+/// The positions of its sequence that a token attends to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Window {
     /// The last `n` positions, including the token's own.
@@ -26,6 +28,10 @@ pub enum Window {
     /// The positions of the token's chunk: chunks of `n` positions begin at multiples of `n`
     /// (Llama 4).
     Chunk(usize),
+    /// The positions at most `n` before or after the token's own, with `usize::MAX` the whole
+    /// sequence (encoders). Positions after those of the step do not exist yet, so a step must have
+    /// all later positions that its tokens attend to.
+    Around(usize),
 }
 
 impl Window {
@@ -34,28 +40,37 @@ impl Window {
     pub fn size(self) -> usize {
         match self {
             Window::Sliding(n) | Window::Chunk(n) => n,
+            Window::Around(n) => n.saturating_mul(2).saturating_add(1),
         }
     }
 
-    /// The first position that a token at `pos` attends to.
+    /// The positions that a token at `pos` attends to in a sequence of `len` positions, which has
+    /// the token's. Without a window, all up to its own.
     #[must_use]
-    pub fn first(self, pos: usize) -> usize {
-        match self {
-            Window::Sliding(n) => (pos + 1).saturating_sub(n),
-            Window::Chunk(n) => pos / n * n,
+    pub fn positions(window: Option<Window>, pos: usize, len: usize) -> Range<usize> {
+        match window {
+            None => 0..pos + 1,
+            Some(Window::Sliding(n)) => (pos + 1).saturating_sub(n)..pos + 1,
+            Some(Window::Chunk(n)) => pos / n * n..pos + 1,
+            Some(Window::Around(n)) => {
+                pos.saturating_sub(n)..len.min(pos.saturating_add(n).saturating_add(1))
+            }
         }
     }
 
-    /// The window as a word for kernels: 0 for none, the highest bit for chunks, then the length.
+    /// The window as a word for kernels: 0 for none, the highest bit for chunks, the next one for
+    /// [`Window::Around`], then the length.
     #[must_use]
     pub fn word(window: Option<Window>) -> u32 {
         const CHUNK: u32 = 1 << 31;
+        const AROUND: u32 = 1 << 30;
         // No position reaches a longer window.
-        let length = |n: usize| u32::try_from(n).unwrap_or(u32::MAX).min(CHUNK - 1);
+        let length = |n: usize| u32::try_from(n).unwrap_or(u32::MAX).min(AROUND - 1);
         match window {
             None => 0,
             Some(Window::Sliding(n)) => length(n),
             Some(Window::Chunk(n)) => CHUNK | length(n),
+            Some(Window::Around(n)) => AROUND | length(n),
         }
     }
 }
@@ -113,13 +128,12 @@ impl<T: Operand> StoreKv<T> {
 }
 
 op! {
-    /// Causal grouped-query attention over the paged cache.
+    /// Grouped-query attention over the paged cache, causal except with [`Window::Around`].
     ///
     /// `y[t, h] = sum_p softmax_p(scale * q[t, h] . k[p, g]) * v[p, g]` with
-    /// `g = h * n_head_kv / n_head`, over the positions `p` of the token's sequence with `p <= pos`
-    /// in the token's [`Window`], if there is one. A soft cap `c` maps a score `s` to
-    /// `c * tanh(s / c)`; a slope then adds `slope[h] * (p - pos)` (ALiBi, Press et al.); a sink adds
-    /// `exp(sink[h])` to the denominator.
+    /// `g = h * n_head_kv / n_head`, over the positions `p` of [`Window::positions`]. A soft cap `c`
+    /// maps a score `s` to `c * tanh(s / c)`; a slope then subtracts `slope[h] * |p - pos|` (ALiBi,
+    /// Press et al.); a sink adds `exp(sink[h])` to the denominator.
     ///
     /// | operand | shape | format |
     /// |---|---|---|
@@ -155,7 +169,7 @@ op! {
         n_head_kv: usize,
         /// Factor on the scores.
         scale: f32,
-        /// The positions that a token attends to; `None` for all.
+        /// The positions that a token attends to; `None` for all up to its own.
         window: Option<Window>,
         /// Soft cap of the scores; 0 for none.
         softcap: f32,
@@ -196,5 +210,24 @@ impl<T: Operand> Attention<T> {
         let empty = self.window.is_some_and(|window| window.size() == 0);
         c.require(!empty, "window", "at least 1", 0)?;
         c.batch(&self.batch, q.n_rows)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn windows_contain_the_positions_that_they_promise() {
+        let seen = |window| Window::positions(window, 5, 8);
+        assert_eq!(seen(None), 0..6);
+        assert_eq!(seen(Some(Window::Sliding(2))), 4..6);
+        assert_eq!(seen(Some(Window::Chunk(4))), 4..6);
+        assert_eq!(seen(Some(Window::Around(0))), 5..6);
+        assert_eq!(seen(Some(Window::Around(1))), 4..7);
+        assert_eq!(seen(Some(Window::Around(4))), 1..8);
+        assert_eq!(seen(Some(Window::Around(usize::MAX))), 0..8);
+        let words = [Some(Window::Sliding(usize::MAX)), Some(Window::Around(3))].map(Window::word);
+        assert_eq!(words, [(1 << 30) - 1, 1 << 30 | 3]);
     }
 }

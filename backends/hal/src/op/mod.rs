@@ -27,7 +27,9 @@ pub use facts::{Access, HandOff, OperandUse, Role, Work};
 pub use handoff::{Merge, Post};
 pub use matmul::MatMul;
 pub use predict::{HiddenActivation, Predict};
-pub use recurrent::{GatedDelta, HeadMapping, MIN_KEY_NORM, ShortConv, SsmScan, WKV7_DECAY, Wkv7};
+pub use recurrent::{
+    GatedDelta, HeadMapping, MIN_KEY_NORM, ShortConv, SsmScan, WKV7_DECAY, Wkv6, Wkv7,
+};
 pub use rope::{Pairing, Rope};
 pub use route::{MIN_WEIGHT_SUM, Route, Scoring};
 pub use sparse_ffn::{
@@ -293,6 +295,7 @@ ops!(
     ShortConv,
     GatedDelta,
     SsmScan,
+    Wkv6,
     Wkv7,
     Post,
     Merge

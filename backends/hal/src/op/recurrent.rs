@@ -8,7 +8,7 @@
 
 use super::facts::{Work, n_values};
 use super::{Check, Visit, op, op_map, op_type, op_visit};
-use crate::{Error, Operand, Result};
+use crate::{Batch, Error, Operand, Result};
 
 op! {
     /// A short causal convolution per channel:
@@ -263,6 +263,90 @@ impl<T: Operand> SsmScan<T> {
 }
 
 op! {
+    /// The recurrence of RWKV-6, per head of `d` columns, with a state `S` of `[d, d]` whose rows
+    /// decay by `decay = exp(-exp(w))`:
+    ///
+    /// - with `first`: `y = (S + (first * k) v^T)^T r`, then `S = decay * S + k v^T`;
+    /// - without: `S = decay * S + ((1 - decay) * k) v^T`, then `y = S^T r`.
+    ///
+    /// | operand | shape | format |
+    /// |---|---|---|
+    /// | `r`, `w`, `k`, `v`, `y` | `[n_tokens, n_head * d]` | F32 |
+    /// | `first` | `[1, n_head * d]` | F32 |
+    /// | `state` | `[n_seq, n_head * d * d]`, `S[i, j]` at `i * d + j` | F32 |
+    ///
+    /// Sources: Eagle and Finch (Peng et al. 2024); without `first`, gated linear attention (Yang
+    /// et al. 2023) as QRWKV uses it.
+    Wkv6 {
+        /// Receptance.
+        read r,
+        /// Logarithm of the decay rate.
+        read w,
+        /// Keys.
+        read k,
+        /// Values.
+        read v,
+        /// Weight of a token's own key in its output.
+        maybe first,
+        /// Sequences of the tokens.
+        batch batch,
+        /// State of every sequence.
+        state state,
+        /// Output.
+        write y,
+        ;
+        /// Number of heads.
+        n_head: usize,
+    }
+}
+
+impl<T: Operand> Wkv6<T> {
+    /// Three multiplications per state value: the product with `r`, the decay, and the outer
+    /// product that is added.
+    pub(super) fn work(&self) -> Work {
+        Work::new(self.r.desc().n_rows, (self.state.desc().n_cols as u64).saturating_mul(3))
+    }
+
+    /// Number of columns of a head.
+    #[must_use]
+    pub fn d_head(&self) -> usize {
+        self.r.desc().n_cols / self.n_head
+    }
+
+    pub(super) fn check(&self) -> Result<()> {
+        let c = Check("Wkv6");
+        let all = [&self.r, &self.w, &self.k, &self.v, &self.y];
+        check_wkv(&c, all, ["r", "w", "k", "v", "y"], self.n_head, &self.state, &self.batch)?;
+        c.maybe_f32("first", &self.first, 1, self.r.desc().n_cols)
+    }
+}
+
+/// Checks the operands with a row per token, the first of which is the receptance, and the state of
+/// a recurrence of RWKV.
+fn check_wkv<T: Operand, const N: usize>(
+    c: &Check,
+    per_token: [&T; N],
+    names: [&'static str; N],
+    n_head: usize,
+    state: &T,
+    batch: &Batch<T>,
+) -> Result<()> {
+    let r = per_token[0].desc();
+    let (n, n_cols) = (r.n_rows, r.n_cols);
+    let divides = n_head > 0 && n_cols.is_multiple_of(n_head) && n_cols > 0;
+    c.require(divides, "n_head", format!("a divisor of {n_cols}"), n_head)?;
+    for (name, tensor) in names.into_iter().zip(per_token) {
+        c.f32(name, tensor, n, n_cols)?;
+    }
+    let Some(cols) = (n_cols / n_head).checked_mul(n_cols) else {
+        return Err(Error::shape(c.0, "state", "a size that does not overflow", r));
+    };
+    c.f32("state", state, state.desc().n_rows, cols)?;
+    c.at_least("state", state, batch.shape.max_seqs, cols)?;
+    c.batch(batch, n)
+}
+
+op! {
     /// The recurrence of RWKV-7, per head of `d` columns, with a state `S` of `[d, d]`:
     ///
     /// - `decay = exp(-e^-0.5 * sigmoid(w))`, `rate = sigmoid(a)`;
@@ -330,24 +414,15 @@ impl<T: Operand> Wkv7<T> {
 
     pub(super) fn check(&self) -> Result<()> {
         let c = Check("Wkv7");
+        let all = [&self.r, &self.w, &self.k, &self.v, &self.a, &self.y, &self.bonus];
+        let names = ["r", "w", "k", "v", "a", "y", "bonus"];
+        check_wkv(&c, all, names, self.n_head, &self.state, &self.batch)?;
         let r = self.r.desc();
         let (n, n_cols) = (r.n_rows, r.n_cols);
-        let divides = self.n_head > 0 && n_cols.is_multiple_of(self.n_head) && n_cols > 0;
-        c.require(divides, "n_head", format!("a divisor of {n_cols}"), self.n_head)?;
-        let all = [("r", &self.r), ("w", &self.w), ("k", &self.k), ("v", &self.v), ("a", &self.a)];
-        for (name, tensor) in all.into_iter().chain([("y", &self.y), ("bonus", &self.bonus)]) {
-            c.f32(name, tensor, n, n_cols)?;
-        }
         c.maybe_f32("first", &self.first, n, n_cols)?;
         c.maybe_f32("mix", &self.mix, n, n_cols)?;
         let both = self.first.is_some() == self.mix.is_some();
         c.require(both, "mix", "given together with `first`", "only one of them")?;
-        c.f32("vectors", &self.vectors, 4, n_cols)?;
-        let Some(cols) = self.d_head().checked_mul(n_cols) else {
-            return Err(Error::shape("Wkv7", "state", "a size that does not overflow", r));
-        };
-        c.f32("state", &self.state, self.state.desc().n_rows, cols)?;
-        c.at_least("state", &self.state, self.batch.shape.max_seqs, cols)?;
-        c.batch(&self.batch, n)
+        c.f32("vectors", &self.vectors, 4, n_cols)
     }
 }

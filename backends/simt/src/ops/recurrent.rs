@@ -1,7 +1,7 @@
 //! Recurrent layers. Each independent part of the state belongs to one thread, or to a few threads
 //! of a block, which process the tokens in order.
 
-use hal::op::{GatedDelta, HeadMapping, MIN_KEY_NORM, ShortConv, SsmScan, WKV7_DECAY, Wkv7};
+use hal::op::{GatedDelta, HeadMapping, MIN_KEY_NORM, ShortConv, SsmScan, WKV7_DECAY, Wkv6, Wkv7};
 use hal::{Operand, Plan, Result, Tensor, TensorDesc};
 
 use crate::buffer::plain;
@@ -17,7 +17,7 @@ const MAX_KERNEL_SIZE: usize = 32;
 /// Maximum number of rows of a head's state (`gated_delta_512`).
 const MAX_D_K: usize = 512;
 
-/// Columns of a head's state per block of `gated_delta` and `wkv7`.
+/// Columns of a head's state per block of `gated_delta`, `wkv6` and `wkv7`.
 const DELTA_COLUMNS: usize = 32;
 
 /// Maximum number of states per channel.
@@ -25,8 +25,11 @@ const MAX_STATES: usize = 512;
 /// Number of states that a thread of `ssm_scan` can hold.
 const STATES_HELD: usize = 16;
 
+/// Maximum number of columns of a head of `wkv6`; models of RWKV-6 have 64, of QRWKV 64 or 128.
+const MAX_WKV6_HEAD: usize = 128;
+
 /// Maximum number of columns of a head of `wkv7`; all models of RWKV-7 have 64.
-const MAX_WKV_HEAD: usize = 64;
+const MAX_WKV7_HEAD: usize = 64;
 
 /// Threads per block of `short_conv` and `ssm_scan`.
 const BLOCK: u32 = 128;
@@ -139,8 +142,33 @@ pub(crate) fn ssm_scan(op: &SsmScan<Tensor>, out: &mut Lowering<'_>) -> Result<(
     Ok(())
 }
 
+pub(crate) fn plan_wkv6(op: &Wkv6<TensorDesc>, _facts: &Facts) -> Plan {
+    plan_limited(op.d_head(), MAX_WKV6_HEAD, "values per head")
+}
+
+pub(crate) fn wkv6(op: &Wkv6<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
+    let (shape, d) = (&op.batch.shape, op.d_head());
+    let args = [
+        ptr(plain(&op.r)?),
+        ptr(plain(&op.w)?),
+        ptr(plain(&op.k)?),
+        ptr(plain(&op.v)?),
+        ptr(out.plain_or_null(op.first.as_ref())?),
+        ptr(plain(&op.batch.words)?),
+        ptr(plain(&op.state)?),
+        ptr(plain(&op.y)?),
+        word(shape.max_tokens),
+        word(op.r.desc().n_rows),
+        word(op.n_head),
+        word(d),
+    ];
+    let grid = [d.div_ceil(DELTA_COLUMNS), op.n_head, shape.max_seqs];
+    out.launch(Unit::plain("wkv6"), "wkv6", grid, 256, &args);
+    Ok(())
+}
+
 pub(crate) fn plan_wkv7(op: &Wkv7<TensorDesc>, _facts: &Facts) -> Plan {
-    plan_limited(op.d_head(), MAX_WKV_HEAD, "values per head")
+    plan_limited(op.d_head(), MAX_WKV7_HEAD, "values per head")
 }
 
 pub(crate) fn wkv7(op: &Wkv7<Tensor>, out: &mut Lowering<'_>) -> Result<()> {

@@ -1,7 +1,7 @@
 //! Recurrent layers. One invocation, or [`SHARED`] invocations of a workgroup, own each independent
 //! part of the state and process the tokens in order.
 
-use hal::op::{GatedDelta, HeadMapping, MIN_KEY_NORM, ShortConv, SsmScan, WKV7_DECAY, Wkv7};
+use hal::op::{GatedDelta, HeadMapping, MIN_KEY_NORM, ShortConv, SsmScan, WKV7_DECAY, Wkv6, Wkv7};
 use hal::{Operand, Plan, Result, Tensor, TensorDesc};
 
 use super::elementwise::{each_value, each_value_u32, plan_bindings};
@@ -120,13 +120,36 @@ pub(super) fn ssm_scan(op: &SsmScan<Tensor>, out: &mut Lowering<'_>) -> Result<(
     each_value(scan_source(d_state), n_workgroups * flat, &spans, &numbers, out)
 }
 
-pub(super) fn plan_wkv7(op: &Wkv7<TensorDesc>, facts: &Facts) -> Plan {
+pub(super) fn plan_wkv6(op: &Wkv6<TensorDesc>, facts: &Facts) -> Plan {
     plan_bindings(&[("r", &op.r), ("state", &op.state)], facts)
 }
 
-/// An invocation keeps its rows of a column in registers, with three factors per row.
-fn wkv7_source(d: usize) -> Source {
-    Source::new("wkv7").set("SHARED", SHARED).set("ROWS", d.div_ceil(SHARED))
+/// An invocation keeps its rows of a column in registers, with factors per row.
+fn wkv_source(shader: &'static str, d: usize) -> Source {
+    Source::new(shader).set("SHARED", SHARED).set("ROWS", d.div_ceil(SHARED))
+}
+
+pub(super) fn wkv6(op: &Wkv6<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
+    let (shape, d) = (&op.batch.shape, op.d_head());
+    let has_first = usize::from(op.first.is_some());
+    let numbers = [shape.max_tokens, op.r.desc().n_rows, op.n_head, d, has_first];
+    let spans = [
+        plain(&op.r)?,
+        plain(&op.w)?,
+        plain(&op.k)?,
+        plain(&op.v)?,
+        out.plain_or_dummy(op.first.as_ref())?,
+        plain(&op.batch.words)?,
+        plain(&op.state)?,
+        plain(&op.y)?,
+    ];
+    let flat = out.facts().tuning.flat as usize;
+    let n_workgroups = shape.max_seqs * op.n_head * d.div_ceil(flat / SHARED);
+    each_value(wkv_source("wkv6", d), n_workgroups * flat, &spans, &numbers, out)
+}
+
+pub(super) fn plan_wkv7(op: &Wkv7<TensorDesc>, facts: &Facts) -> Plan {
+    plan_bindings(&[("r", &op.r), ("state", &op.state)], facts)
 }
 
 pub(super) fn wkv7(op: &Wkv7<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
@@ -151,7 +174,7 @@ pub(super) fn wkv7(op: &Wkv7<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
     ];
     let flat = out.facts().tuning.flat as usize;
     let n_workgroups = shape.max_seqs * op.n_head * d.div_ceil(flat / SHARED);
-    each_value_u32(wkv7_source(d), n_workgroups * flat, &spans, &numbers, out)
+    each_value_u32(wkv_source("wkv7", d), n_workgroups * flat, &spans, &numbers, out)
 }
 
 #[cfg(test)]
@@ -163,7 +186,8 @@ mod tests {
     fn states_of_any_size_translate() {
         for n in [1, 64, 128, 200] {
             for [flat, _] in sizes() {
-                for source in [delta_source(n), scan_source(n), wkv7_source(n)] {
+                let wkv = ["wkv6", "wkv7"].map(|shader| wkv_source(shader, n));
+                for source in [delta_source(n), scan_source(n)].into_iter().chain(wkv) {
                     for shared in [false, true] {
                         let source = source.clone().set("FLAT", flat);
                         translate(&source, shared).unwrap_or_else(|error| panic!("{n}: {error}"));

@@ -203,7 +203,7 @@ impl Bench<'_> {
         let cpu = devices::cpu(Some(1));
         let computation = self.computation;
         let path = path.map(AsRef::as_ref);
-        let opened = Opened::open(path, computation, &cpu, self.observer.as_ref())?;
+        let opened = Opened::open(path, computation, &cpu, self.observer.as_ref())?.decoder()?;
         self.run_model(&opened)
     }
 
@@ -247,7 +247,7 @@ impl Bench<'_> {
             runtime.note_unused_overrides(&opened.model);
         }
         let placing = runtime.placing(&opened.model);
-        let settings = EngineOptions { placing, n_seq, ..runtime.settings(n_ctx) };
+        let settings = EngineOptions { placing, n_seq, ..runtime.settings(&opened.model, n_ctx) };
         let free = machine.cpu.memory().ok().and_then(|memory| memory.free);
         let bandwidth = *self
             .bandwidths

@@ -4,6 +4,8 @@ use crate::cli::folders::cache_folder;
 use hal::Bytes;
 use serde_json::{Value, json};
 use std::fs;
+use std::hash::{BuildHasher, RandomState};
+use std::io::Write as _;
 use std::path::Path;
 
 /// Less free disk space than this is reported: repacked weights of a 7B model take it.
@@ -69,8 +71,8 @@ fn folder(cache: Option<&Path>) -> Check {
 /// Writes and removes a small file in `folder`.
 fn write(folder: &Path) -> std::io::Result<()> {
     fs::create_dir_all(folder)?;
-    let path = folder.join(format!("doctor-{}.tmp", std::process::id()));
-    let written = fs::write(&path, "x");
+    let path = folder.join(format!("doctor-{:016x}.tmp", RandomState::new().hash_one(0)));
+    let written = fs::File::create_new(&path).and_then(|mut file| file.write_all(b"x"));
     let removed = fs::remove_file(&path);
     written.and(removed)
 }

@@ -2,6 +2,8 @@
 //! checks of the machine's settings and a verdict.
 
 mod checks;
+mod report;
+mod self_test;
 mod verdict;
 
 use super::devices::{memory_text, why_only_if_named};
@@ -9,7 +11,7 @@ use crate::bench;
 use crate::cli::args::DoctorArgs;
 use crate::cli::failure::Failure;
 use crate::cli::folders::cache_folder;
-use crate::cli::output::Output;
+use crate::cli::output::{Output, write_file};
 use crate::cli::progress;
 use crate::cli::terminal::{Terminal, printable};
 use crate::cli::wrap::wrapped;
@@ -17,7 +19,11 @@ use crate::devices::{self, CpuOptions};
 use crate::placement::Speed;
 use hal::format::Format;
 use hal::{Backend, Bytes, DeviceKind, MemoryReport};
-use runtime::{SilentObserver, measure_prefetch, measure_speed};
+use report::Doctor;
+use runtime::{
+    DeviceSwitches, DiskSpeed, SilentObserver, known_disks, measure_prefetch, measure_speed,
+};
+use self_test::{SelfTest, Words};
 use serde_json::{Value, json};
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -38,6 +44,8 @@ struct DeviceReport {
     /// Features of the device that its backend uses.
     features: Vec<String>,
     remarks: Vec<String>,
+    /// `None` for the CPU, with which devices are compared, and for devices that are not tested.
+    self_test: Option<SelfTest>,
 }
 
 /// Measures all devices and prints a report.
@@ -50,12 +58,17 @@ pub(crate) fn run(args: &DoctorArgs, terminal: &Terminal) -> Result<(), Failure>
     let n_threads = options.n_threads();
     terminal.note("measuring takes a few seconds");
     let mut reports = vec![cpu_report(options, n_threads, terminal)];
+    let switches = args.switches.all();
     let (found, missing) = devices::candidates(None);
     for candidate in &found {
-        reports.push(match candidate.open() {
+        reports.push(match candidate.open_with(&switches) {
             Ok(backend) => {
                 let description = &backend.info().description;
-                device_report(&candidate.name, description, 0, &backend, terminal)
+                let mut report = device_report(&candidate.name, description, 0, &backend, terminal);
+                if !candidate.software || args.report.is_some() {
+                    report.self_test = test(&candidate.name, &switches, terminal);
+                }
+                report
             }
             Err(error) => DeviceReport {
                 name: candidate.name.clone(),
@@ -66,6 +79,7 @@ pub(crate) fn run(args: &DoctorArgs, terminal: &Terminal) -> Result<(), Failure>
                 is_default: true,
                 features: Vec::new(),
                 remarks: Vec::new(),
+                self_test: None,
             },
         });
         if let Some((last, why)) = reports.last_mut().zip(why_only_if_named(candidate)) {
@@ -73,27 +87,24 @@ pub(crate) fn run(args: &DoctorArgs, terminal: &Terminal) -> Result<(), Failure>
             last.is_default = false;
         }
     }
+    let disks = known_disks(cache_folder(None).map(|folder| folder.path).as_deref());
     let checks = checks::checks();
     let verdict = Verdict::new(&reports, &checks);
+    let whole = Doctor {
+        n_threads,
+        reports: &reports,
+        missing: &missing,
+        disks: &disks,
+        checks: &checks,
+        verdict: verdict.as_ref(),
+    };
+    if let Some(path) = &args.report {
+        write_file(path, &format!("{:#}\n", whole.report(&switches)))?;
+        terminal.note(&format!("the report is in '{}'", path.display()));
+    }
     let mut out = Output::stdout();
     if args.json {
-        let missing = missing.iter().map(|missing| {
-            json!({
-                "backend": missing.backend,
-                "is_built": missing.is_built,
-                "reason": missing.reason,
-                "hint": missing.hint,
-            })
-        });
-        let report = json!({
-            "threads": n_threads,
-            "format": FORMAT.name(),
-            "devices": reports.iter().map(DeviceReport::json).collect::<Vec<_>>(),
-            "missing": missing.collect::<Vec<_>>(),
-            "checks": checks.iter().map(checks::Check::json).collect::<Vec<_>>(),
-            "verdict": verdict.as_ref().map(Verdict::json),
-        });
-        out.line(&format!("{report:#}"))?;
+        out.line(&format!("{:#}", whole.json()))?;
         return out.flush();
     }
     for report in &reports {
@@ -104,6 +115,9 @@ pub(crate) fn run(args: &DoctorArgs, terminal: &Terminal) -> Result<(), Failure>
         out.write(wrapped("  missing: ", &printable(&missing.reason)))?;
         out.write(wrapped("  help: ", &printable(&missing.hint)))?;
     }
+    for disk in &disks {
+        out.write(disk_text(disk))?;
+    }
     out.line("settings")?;
     for check in &checks {
         out.write(wrapped(check.label(), &printable(&check.text)))?;
@@ -113,6 +127,29 @@ pub(crate) fn run(args: &DoctorArgs, terminal: &Terminal) -> Result<(), Failure>
         out.write(wrapped(label, &printable(&text)))?;
     }
     out.flush()
+}
+
+/// A disk by name, with its speed as a run of a model larger than memory measured it.
+type Disk = (String, DiskSpeed);
+
+fn disk_value((name, speed): &Disk) -> Value {
+    json!({
+        "name": name,
+        "bytes_per_second": speed.bandwidth,
+        "latency_seconds": speed.latency,
+        "small_reads_per_second": speed.small_reads,
+        "threads": speed.depth,
+    })
+}
+
+fn disk_text((name, speed): &Disk) -> String {
+    let DiskSpeed { bandwidth, latency, small_reads, depth } = *speed;
+    let reads = format!(
+        "reads: {:.2} GB/s with {depth} threads, {small_reads:.0} reads of 16 KiB a second, {:.0} us for a page",
+        bandwidth / 1e9,
+        latency * 1e6
+    );
+    format!("disk: {}\n{}", printable(name), wrapped("  ", &reads))
 }
 
 fn cpu_report(options: CpuOptions, n_threads: usize, terminal: &Terminal) -> DeviceReport {
@@ -141,6 +178,15 @@ fn cpu_report(options: CpuOptions, n_threads: usize, terminal: &Terminal) -> Dev
         report.remarks.push("less than 1 GiB of memory is free: close other programs".to_owned());
     }
     report
+}
+
+/// Compares the words of a device with the CPU's.
+fn test(name: &str, switches: &DeviceSwitches, terminal: &Terminal) -> Option<SelfTest> {
+    let bar = progress::timer(terminal, &format!("testing {name}"));
+    let cpu = Words::of(None, switches);
+    let result = cpu.ok().map(|cpu| SelfTest::run(&cpu, name, switches));
+    bar.finish_and_clear();
+    result
 }
 
 /// Measures a device, and caches its speed for `info` and `plan`. `threads` is 0 for a device
@@ -177,6 +223,7 @@ fn device_report(
         is_default: true,
         features: backend.feature_notes(),
         remarks,
+        self_test: None,
     }
 }
 
@@ -216,6 +263,7 @@ impl DeviceReport {
             }
             Err(why) => lines.push(format!("  not measured: {why}")),
         }
+        lines.extend(self.self_test.iter().map(|test| format!("  {}", test.line())));
         lines.extend(self.features.iter().chain(&self.remarks).map(|line| format!("  {line}")));
         let wrapped = lines.iter().map(|line| match line.strip_prefix("  ") {
             Some(line) => wrapped("  ", &printable(line)),
@@ -242,6 +290,7 @@ impl DeviceReport {
             "ways": self.features,
             "error": self.speed.as_ref().err(),
             "remarks": self.remarks,
+            "self_test": self.self_test.as_ref().map(SelfTest::json),
         })
     }
 }

@@ -128,6 +128,7 @@ mod tests {
             is_default: true,
             features: Vec::new(),
             remarks: Vec::new(),
+            self_test: None,
         }
     }
 

@@ -157,7 +157,7 @@ fn planned_run(runtime: &Runtime, model: &Model) -> Result<PlannedRun, Failure> 
         Some(_) => runtime.context(model, &inputs),
         None => runtime.fixed_context(None, model),
     };
-    let settings = EngineOptions { placing: inputs, ..runtime.settings(n_ctx) };
+    let settings = EngineOptions { placing: inputs, ..runtime.settings(model, n_ctx) };
     let settings = runtime.with_side_file(model, settings)?;
     let machine = runtime.machine();
     let forecast = forecast(model, &machine.devices(), &settings);

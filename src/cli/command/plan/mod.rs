@@ -6,8 +6,9 @@ mod memory;
 mod prompts;
 mod svg;
 mod text;
+mod tiers;
 
-use crate::cli::args::PlanArgs;
+use crate::cli::args::{PlanArgs, Shape};
 use crate::cli::failure::Failure;
 use crate::cli::output::{Output, write_file};
 use crate::cli::progress;
@@ -22,7 +23,9 @@ use hal::{Bytes, MemoryReport};
 use indicatif::ProgressBar;
 use memory::ItemizedMemory;
 use runtime::{Machine, Notice, Runtime};
+use std::path::Path;
 use std::sync::Arc;
+use tiers::{DiskCosts, PlanTiers};
 
 /// Prints the plan and, with `--svg`, writes its plot.
 ///
@@ -35,7 +38,10 @@ pub(crate) fn run(args: &PlanArgs, terminal: &Terminal) -> Result<(), Failure> {
         [] => Runtime::new(run, observer)?,
         assumed => Runtime::assume(run, assumed, observer)?,
     };
-    let model = runtime.open(args.model.model.as_deref())?.model;
+    let model = match &args.shape {
+        Some(shape) => runtime.open_shapes(shape.file(args.shape_type)?)?,
+        None => runtime.open(args.model.model.as_deref())?.model,
+    };
     let bar = match runtime.known_speeds(&model) {
         Some(_) => None,
         None => Some(progress::timer(terminal, "measuring the devices")),
@@ -58,6 +64,8 @@ pub(crate) fn run(args: &PlanArgs, terminal: &Terminal) -> Result<(), Failure> {
 
 /// The contents of a plan's report.
 struct Report {
+    /// See [`name_of`].
+    name: String,
     model: Arc<Model>,
     n_ctx: usize,
     /// Tokens in the context assumed for the estimated time.
@@ -67,6 +75,8 @@ struct Report {
     devices: Vec<Device>,
     forecast: Forecast,
     memory: ItemizedMemory,
+    /// What is on disk, and what that costs. All forecasts include it.
+    disk: PlanTiers,
     /// Alternative: whole layers only, with the same budgets.
     whole_layers: Forecast,
     /// Alternative: the fastest decode with the same budgets, even if prefill is slower.
@@ -116,7 +126,7 @@ impl Report {
             placing.density = density;
         }
         let n_ctx = runtime.context(&model, &placing);
-        let settings = EngineOptions { placing, ..runtime.settings(n_ctx) };
+        let settings = EngineOptions { placing, ..runtime.settings(&model, n_ctx) };
         let settings = runtime.with_side_file(&model, settings)?;
         let task = crate::engine::task(&model, &machine.devices(), &settings);
         let forecast = plan(&task);
@@ -129,25 +139,16 @@ impl Report {
         let mut notes = notes(machine, &forecast, &settings, skips);
         notes.extend(unused_density(args, skips, settings.placing.uses.is_some()));
         let computation = &runtime.options().computation;
-        let folder = computation.folder().filter(|_| machine.is_measured());
-        notes.extend(folder.filter(|_| !computation.devices.remeasure).map(|folder| {
-            let path = folder.display();
-            if runtime.known_speeds(&model).is_some() {
-                format!(
-                    "speeds are measured once and cached in {path}; --reset-gpu-index measures them again"
-                )
-            } else {
-                format!("speeds are measured each time: {path} cannot be written")
-            }
-        }));
+        notes.extend(speeds_note(runtime, &model));
         let need = runtime.need(&model, &settings, &forecast);
-        let host_memory = machine.cpu.memory().unwrap_or_default();
-        let checked = need.check(host_memory, n_ctx, computation, runtime.observer().as_ref());
-        let refused = checked.err().map(|error| {
-            let failure = Failure::from(error);
-            let help = failure.help.map_or(String::new(), |help| format!("; {help}"));
-            format!("{}{help}", failure.message)
-        });
+        let host_memory = machine.host_memory();
+        let costs = DiskCosts::new(runtime, &model, &settings);
+        let (timed, disk, refused) = costs.main(forecast.clone(), &task);
+        let checked = match disk.tiers {
+            Some(_) => Ok(()),
+            None => need.check(host_memory, n_ctx, computation, runtime.observer().as_ref()),
+        };
+        let refused = refused.or(checked.err().map(tiers::why));
         notes.extend(refused.as_ref().map(|why| format!("loading would fail: {why}")));
         let exchange =
             crate::engine::exchange_needs(&model, &machine.devices(), &settings, &forecast);
@@ -157,21 +158,23 @@ impl Report {
         let placement = &forecast.placement;
         let host = crate::engine::host_bytes(&model, &machine.devices(), &settings, placement);
         Ok(Report {
+            name: name_of(args, &model),
             n_ctx,
             n_past: crate::engine::assumed_past(&settings),
             density: skips.then(|| density(&settings.placing)),
             devices: devices(machine, &settings.placing),
             memory: ItemizedMemory::new(&task, &forecast, host),
-            whole_layers: plan_whole_layers(&task),
-            for_tokens: plan_for_decode(&task),
-            cpu_alone: with(Bytes(0)),
-            all_fits: with(Bytes::MAX),
+            whole_layers: costs.alternative(plan_whole_layers(&task)),
+            for_tokens: costs.alternative(plan_for_decode(&task)),
+            cpu_alone: costs.alternative(with(Bytes(0))),
+            all_fits: costs.alternative(with(Bytes::MAX)),
             constraints: settings.placing.constraints,
             can_split: machine
                 .others
                 .iter()
                 .any(|other| other.device.info().hand_off && other.has_own_memory()),
-            forecast,
+            forecast: timed,
+            disk,
             streams: prompts::StreamingInfo::new(
                 &task,
                 settings.predicts(&model),
@@ -204,11 +207,18 @@ impl Report {
         let rate = |forecast: &Forecast| format!("{} tokens/s", shown_rate(forecast.rate(), 1));
         let Forecast { seconds, parts, placement, .. } = &self.forecast;
         let mut why = Vec::new();
+        let share = |part: f64| 100.0 * part / seconds;
         if self.devices.len() == 1 {
-            why.push("the CPU is the only device: its memory bandwidth is the limit".into());
+            why.push(if self.limit() == "disk" && seconds.is_finite() {
+                format!(
+                    "{:.0} % of a token's time goes to the disk: more memory or a faster disk is faster",
+                    share(parts.disk)
+                )
+            } else {
+                "the CPU is the only device: its memory bandwidth is the limit".to_owned()
+            });
             return why;
         }
-        let share = |part: f64| 100.0 * part / seconds;
         let more_helps = self.all_fits.seconds < 0.999 * seconds;
         let of_cpu = if more_helps {
             "with more memory, devices would take over some of its work"
@@ -219,8 +229,10 @@ impl Report {
             ("the CPU", parts.cpu, of_cpu),
             ("the devices", parts.devices, "their memory bandwidth is the limit"),
             ("hand-offs", parts.hand_offs, "fewer split layers would not be faster"),
+            ("the disk", parts.disk, "more memory or a faster disk is faster"),
         ];
-        if let Some((name, part, so)) = parts.iter().max_by(|a, b| a.1.total_cmp(&b.1)) {
+        let longest = parts.iter().max_by(|a, b| a.1.total_cmp(&b.1));
+        if let Some((name, part, so)) = longest.filter(|_| seconds.is_finite()) {
             why.push(format!("{:.0} % of a token's time goes to {name}: {so}", share(*part)));
         }
         let n_split = placement.n_split();
@@ -279,6 +291,31 @@ fn rounded_up(bytes: Bytes) -> Bytes {
     let hundredths = (u128::from(bytes.0) * 100).div_ceil(u128::from(unit));
     let whole = (hundredths * u128::from(unit)).div_ceil(100);
     Bytes(u64::try_from(whole).unwrap_or(u64::MAX))
+}
+
+/// What the model is called: its file without folders, or its shape.
+fn name_of(args: &PlanArgs, model: &Model) -> String {
+    match &args.shape {
+        Some(Shape::Spec(spec)) => spec.to_string(),
+        Some(Shape::Config(_)) | None => {
+            let name = Path::new(model.file.name()).file_name().unwrap_or_default();
+            name.to_string_lossy().into_owned()
+        }
+    }
+}
+
+/// Where measured speeds are cached; `None` if nothing was measured or the user measures again.
+fn speeds_note(runtime: &Runtime, model: &Model) -> Option<String> {
+    let computation = &runtime.options().computation;
+    let folder = computation.folder().filter(|_| runtime.machine().is_measured());
+    let path = folder.filter(|_| !computation.devices.remeasure)?.display();
+    Some(if runtime.known_speeds(model).is_some() {
+        format!(
+            "speeds are measured once and cached in {path}; --reset-gpu-index measures them again"
+        )
+    } else {
+        format!("speeds are measured each time: {path} cannot be written")
+    })
 }
 
 /// Why `--density` has no effect; `None` if it has one or is not given.

@@ -6,6 +6,7 @@ use crate::cli::svg::{
     CPU_COLOR, GRAY_TEXT, Picture, TEXT, TITLE, color, origin, shorten_to_width, width_of,
 };
 use crate::placement::CPU;
+use hal::Bytes;
 
 const ROW: f64 = 14.0;
 const GAP: f64 = 3.0;
@@ -17,6 +18,8 @@ const TIMES: f64 = 200.0;
 const SPACE: f64 = 14.0;
 /// Colour of the time of hand-offs.
 const HAND_OFF: &str = "#333";
+/// Colour of weights on disk.
+const DISK: &str = "#b5a642";
 
 /// The plot as SVG.
 pub(super) fn picture(report: &Report) -> String {
@@ -25,7 +28,9 @@ pub(super) fn picture(report: &Report) -> String {
     let (attention, neurons) = (LEFT, LEFT + ATTENTION + SPACE);
     let times = neurons + NEURONS + SPACE;
     let width = times + TIMES + SPACE;
-    let top = 92.0 + 16.0 * report.devices.len() as f64;
+    let tiers = report.disk.tiers.map(|_| report.bytes_by_tier());
+    let rows = report.devices.len() + 2 * usize::from(tiers.is_some());
+    let top = 92.0 + 16.0 * rows as f64;
     let bottom = top + n_layer as f64 * (ROW + GAP);
     let height = bottom + 64.0;
     let mut out = Picture::new(width, height);
@@ -35,9 +40,12 @@ pub(super) fn picture(report: &Report) -> String {
         report.n_ctx
     );
     let left = width - 24.0 - width_of(&facts, TITLE);
-    let title = shorten_to_width(last_component(report.model.file.name()), TITLE, left) + &facts;
+    let title = shorten_to_width(&report.name, TITLE, left) + &facts;
     out.text((12.0, 24.0), &format!("font-size=\"{TITLE}\""), &title);
     legend(report, width, &mut out);
+    if let Some(bytes) = tiers {
+        tier_bar(report, bytes, width, &mut out);
+    }
     for (x, name) in [
         (12.0, "layer"),
         (attention, "attention"),
@@ -102,16 +110,20 @@ fn legend(report: &Report, width: f64, out: &mut Picture) {
     }
 }
 
-fn last_component(name: &str) -> &str {
-    name.rsplit(['/', '\\']).next().unwrap_or(name)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn paths_are_shortened_to_their_last_component() {
-        assert_eq!([last_component("/a/b.gguf"), last_component("b.gguf")], ["b.gguf"; 2]);
+/// A bar of the bytes on devices, in memory and on disk, and the disk's line of the legend.
+fn tier_bar(report: &Report, bytes: [Bytes; 3], width: f64, out: &mut Picture) {
+    let y = 40.0 + 16.0 * report.devices.len() as f64;
+    out.bar((12.0, y, 12.0, 10.0), DISK);
+    let speed =
+        report.disk.bandwidth.map_or(String::new(), |rate| format!(", {:.1} GB/s", rate / 1e9));
+    let read = report.disk.tiers.map_or(Bytes(0), |tiers| tiers.read_per_token);
+    let text = format!("disk: {}{speed}, {read} read per token", bytes[2]);
+    out.text((30.0, y + 9.0), "", &text);
+    let total: f64 = bytes.iter().map(|bytes| bytes.0 as f64).sum::<f64>().max(1.0);
+    let mut x = 12.0;
+    for (bytes, color) in bytes.into_iter().zip([color(1), CPU_COLOR, DISK]) {
+        let part = (width - 24.0) * bytes.0 as f64 / total;
+        out.bar((x, y + 16.0, part, 10.0), color);
+        x += part;
     }
 }

@@ -9,7 +9,6 @@ use crate::model::{LayerWeights, Model};
 use crate::placement::{CPU, DeviceBytes, LayerForecast, LayerPlacement};
 use hal::Bytes;
 use std::fmt::Write;
-use std::path::Path;
 
 /// Maximum characters of a device's name in tables.
 const NAME: usize = 12;
@@ -34,8 +33,7 @@ pub(super) fn report(report: &Report) -> String {
 
 /// Whether the model fits, how fast it would be, and what would be where.
 fn answer(report: &Report, out: &mut String) {
-    let file = Path::new(report.model.file.name()).file_name().unwrap_or_default();
-    let file = printable(&file.to_string_lossy());
+    let file = printable(&report.name);
     let forecast = &report.forecast;
     let rate = format!("about {} tokens/s", shown_rate(forecast.rate(), 1));
     let (needed, memory) = (report.needed, report.host_memory);
@@ -43,6 +41,14 @@ fn answer(report: &Report, out: &mut String) {
         "",
         &match (&report.refused, memory.free, memory.total) {
             (Some(why), ..) => format!("{file} does not fit: {why}"),
+            _ if report.disk.tiers.is_some() => match report.disk.bandwidth {
+                Some(_) => {
+                    format!(
+                        "{file} is larger than the memory: {rate} expected, with weights on disk"
+                    )
+                }
+                None => format!("{file} is larger than the memory, and weights stay on disk"),
+            },
             (None, _, Some(total)) if needed > total => {
                 format!("{file} is larger than the memory: less than {rate}, read from the file")
             }
@@ -52,27 +58,35 @@ fn answer(report: &Report, out: &mut String) {
             (None, ..) => format!("{file} fits: {rate} expected"),
         },
     );
-    let mut line = |label: &str, text: &str| *out += &wrapped(&format!("  {label:<9} "), text);
+    let mut line = |label: &str, text: &str| *out += &wrapped(&format!("  {label:<10} "), text);
     if let Some(rate) = forecast.prompt_rate().filter(|rate| rate.is_finite()) {
         let n = forecast.n_prompt;
         line("prefill", &format!("about {} tokens/s for {n} tokens", shown_rate(rate, 0)));
     }
     let milliseconds = |seconds: f64| format!("{:.2}", seconds * 1e3);
     let parts = &forecast.parts;
+    let disk = match report.disk.bandwidth {
+        Some(_) => format!(", waiting for the disk {}", milliseconds(parts.disk)),
+        None => String::new(),
+    };
     line(
         "decode",
         &match report.devices.len() {
-            1 => format!("{} ms per token", milliseconds(forecast.seconds)),
+            1 => format!("{} ms per token{disk}", milliseconds(forecast.seconds)),
             _ => format!(
-                "{} ms per token: devices {}, CPU {}, hand-offs {}; {:.0} % of the neurons that a token activates are on devices",
+                "{} ms per token: devices {}, CPU {}, hand-offs {}{}; {:.0} % of the neurons that a token activates are on devices",
                 milliseconds(forecast.seconds),
                 milliseconds(parts.devices),
                 milliseconds(parts.cpu),
                 milliseconds(parts.hand_offs),
+                disk,
                 100.0 * forecast.off_cpu
             ),
         },
     );
+    for (label, text) in report.tier_rows() {
+        line(label, &text);
+    }
     line(
         "context",
         &format!("{} tokens; the speed is for {} of them", report.n_ctx, report.n_past),

@@ -50,7 +50,7 @@ pub(crate) fn run(args: &PredictorArgs, terminal: &Terminal) -> Result<(), Failu
     let options = args.model.options();
     let runtime = Runtime::cpu_only("`predictor` trains", options, terminal.observer());
     let folder = runtime.options().computation.folder().map(Path::to_owned);
-    let opened = runtime.open(args.model.model.as_deref())?;
+    let opened = runtime.open(args.model.model.as_deref())?.decoder()?;
     let model = &opened.model;
     let text = SourceText { text: text.as_deref(), why: "" };
     let out = make(training, text, &opened, runtime, &interrupt, terminal)?;
@@ -226,7 +226,7 @@ impl TrainingJob<'_> {
     }
 
     fn settings(&self, n_ctx: usize) -> EngineOptions {
-        EngineOptions { n_ubatch: n_ctx.min(64), ..self.runtime.settings(n_ctx) }
+        EngineOptions { n_ubatch: n_ctx.min(64), ..self.runtime.settings(self.model, n_ctx) }
     }
 
     /// Training and held-out samples of each of `layers`. `input` extracts the predictor's input

@@ -7,6 +7,7 @@ use hal::op::{self, Down};
 use super::super::operand::Q8Span;
 use super::super::panels::PanelSpans;
 use super::experts::ExpertSpans;
+use super::gaussian::TestSpan;
 use super::{decode, prefill};
 use crate::buffer::{Scratch, Span};
 use simd::PANEL_ROWS;
@@ -90,6 +91,7 @@ impl Cut {
 pub(in super::super) struct Workspace {
     pub(super) x: Option<Q8Span>,
     pub(super) experts: ExpertSpans,
+    pub(super) tests: TestSpan,
     /// Number of active neurons of each pair and slice: `[n_pairs, expert_slices]`.
     pub(super) n_active: Span<u32>,
     /// [`hal::op::UnionCounts`] of each slice: `[1, n_slices * decode::N_COUNTS]`.
@@ -132,6 +134,7 @@ impl Workspace {
         Self {
             x: Q8Span::new(&formats, cut.tile, op.x.desc().n_cols, scratch),
             experts: ExpertSpans::new(&cut, scratch),
+            tests: TestSpan::new(op, &cut, scratch),
             n_active: scratch.take(sliced, cut.expert_slices),
             slice_counts: scratch
                 .take(usize::from(!cut.is_prefill), cut.n_slices * decode::N_COUNTS),

@@ -123,23 +123,23 @@ impl SparseFfn {
         };
         let inputs = self.inputs(first.weight, part, tile);
         let dense_from = self.dense_from;
-        let mut dense = u32::from(first.is_dense(&needed, &part.rows, &inputs, dense_from));
-        first.for_needed_rows(
-            &needed,
-            &part.rows,
-            &inputs,
-            dense_from,
-            |i, products: &[f32; N]| {
-                let (id, mut passing) = (needed.ids[i], 0);
-                for token in tokens_of(needed.tokens[i]) {
-                    passing |= u16::from(self.is_active(id, products[token])) << token;
-                }
-                if passing != 0 {
-                    tests[active.len] = *products;
-                    active.push(id, passing);
-                }
-            },
-        );
+        let mut dense = 0;
+        let mut test = |i: usize, products: &[f32; N]| {
+            let (id, mut passing) = (needed.ids[i], 0);
+            for token in tokens_of(needed.tokens[i]) {
+                passing |= u16::from(self.is_active(id, products[token])) << token;
+            }
+            if passing != 0 {
+                tests[active.len] = *products;
+                active.push(id, passing);
+            }
+        };
+        if let Some(known) = &self.tests {
+            (0..needed.len).for_each(|i| test(i, &known.of_row(needed.ids[i], part.slots)));
+        } else {
+            dense += u32::from(first.is_dense(&needed, &part.rows, &inputs, dense_from));
+            first.for_needed_rows(&needed, &part.rows, &inputs, dense_from, test);
+        }
         active.is_run = needed.is_run && active.len == needed.len;
         // Test values and up's products of each token's active neurons, without gaps.
         let mut pairs = [[[0.0f32; SLICE]; 2]; N];
@@ -290,8 +290,10 @@ impl SparseFfn {
         // The comparisons are negated, so NaN counts as active.
         let below = |limit: f32| self.neurons.activate(test).abs() < limit;
         !match self.skip {
-            Skip::Never | Skip::GaussianCut(_) => false,
+            Skip::Never => false,
             Skip::NotPositive => test <= 0.0,
+            // The cut-off is already subtracted.
+            Skip::GaussianCut(_) => test < 0.0,
             Skip::BelowPerRow => {
                 self.threshold.is_some_and(|limits| below(limits.as_slice()[id as usize]))
             }

@@ -2,11 +2,13 @@
 //! the oracle.
 #![allow(clippy::unwrap_used, reason = "a test may fail this way")]
 
+mod recurrent;
+
 use hal::format::Format;
 use hal::op::{
-    Activation, Attention, Down, ExpertRanges, FfnKind, GateActivation, GatedDelta, HeadMapping,
-    HiddenActivation, MatMul, Mul, NEVER_DENSE, Norm, NormKind, Pairing, Predict, Rope, Route,
-    Scoring, ShortConv, Skip, SparseFfn, SsmScan, Window, Wkv7,
+    Activation, Attention, Down, ExpertRanges, FfnKind, GateActivation, HiddenActivation, MatMul,
+    Mul, NEVER_DENSE, Norm, NormKind, Pairing, Predict, Rope, Route, Scoring, Skip, SparseFfn,
+    Window,
 };
 use hal::{
     Batch, BatchFacts, BatchSeq, BatchShape, BatchToken, Device, HostRowSet, HostRows, KV_BLOCK,
@@ -79,6 +81,14 @@ impl OracleDevice {
 
     fn read_words(&mut self, tensor: &Tensor) -> Vec<u32> {
         self.read(tensor).into_iter().map(f32::to_bits).collect()
+    }
+
+    /// As [`OracleDevice::expect`], for values that powers of e round.
+    #[track_caller]
+    fn expect_near(&mut self, tensor: &Tensor, expected: &[f32]) {
+        let got = self.read(tensor);
+        let near = |(a, b): (&f32, &f32)| (a - b).abs() <= 1e-5 * b.abs();
+        assert!(got.len() == expected.len() && got.iter().zip(expected).all(near), "{got:?}");
     }
 
     #[track_caller]
@@ -367,133 +377,4 @@ fn routing_selects_the_highest_scores() {
     let groups = Some(b.f32s(1, 3, &[0.0, 0.0, 1.0]));
     b.run(Route { groups, n_groups: [2, 1], ..op(Scoring::Sigmoid, false, 1.0) });
     b.expect(&weights, &[0.5, 0.75, 0.0]);
-}
-
-#[test]
-fn recurrent_layers_carry_their_state() {
-    let mut b = OracleDevice::new();
-    let batch = b.batch(&[4, 5]);
-    let y = b.f32s(2, 1, &[0.0; 2]);
-    let state = b.f32s(1, 2, &[1.0, 2.0]);
-    let op = ShortConv {
-        x: b.f32s(2, 1, &[3.0, 4.0]),
-        weight: b.f32s(1, 3, &[100.0, 10.0, 1.0]),
-        bias: None,
-        batch: batch.clone(),
-        state: state.clone(),
-        y: y.clone(),
-        silu: false,
-    };
-    b.run(op);
-    b.expect(&y, &[123.0, 234.0]);
-    b.expect(&state, &[3.0, 4.0]);
-
-    // All operands are scalars; softplus(ln(e - 1)) = 1 and sigmoid(0) = 1/2. Token 0 halves S = 8
-    // to 4 and adds 0.5 * 2 * (6 - 2 * 4) = -2, so S = 2. Token 1 halves S to 1 and adds
-    // 0.5 * 2 * (6 - 2 * 1) = 4, so S = 5.
-    let state = b.f32s(1, 1, &[8.0]);
-    let half = 0.5f32.ln();
-    let op = GatedDelta {
-        q: b.f32s(2, 1, &[1.0, 3.0]),
-        k: b.f32s(2, 1, &[2.0, 2.0]),
-        v: b.f32s(2, 1, &[6.0, 6.0]),
-        decay: b.f32s(2, 1, &[1f32.exp_m1().ln() - 1.0; 2]),
-        beta: b.f32s(2, 1, &[0.0, 0.0]),
-        dt_bias: b.f32s(1, 1, &[1.0]),
-        a: b.f32s(1, 1, &[half]),
-        batch: batch.clone(),
-        state: state.clone(),
-        y: y.clone(),
-        n_head_k: 1,
-        n_head_v: 1,
-        heads: HeadMapping::Modulo,
-        scale: 1.0,
-    };
-    b.run(op);
-    b.expect(&y, &[2.0, 15.0]);
-    b.expect(&state, &[5.0]);
-
-    // dt = softplus(ln(e - 1)) = 1 and exp(a) = 1/2, so each token halves S and adds x * b. The
-    // output is y = S * c + d * x.
-    let state = b.f32s(1, 1, &[4.0]);
-    let op = SsmScan {
-        x: b.f32s(2, 1, &[3.0, 1.0]),
-        dt: b.f32s(2, 1, &[1f32.exp_m1().ln() - 1.0; 2]),
-        dt_bias: b.f32s(1, 1, &[1.0]),
-        a: b.f32s(1, 1, &[half]),
-        b: b.f32s(2, 1, &[2.0, 1.0]),
-        c: b.f32s(2, 1, &[1.0, 10.0]),
-        d: b.f32s(1, 1, &[100.0]),
-        batch,
-        state: state.clone(),
-        y: y.clone(),
-        n_group: 1,
-    };
-    b.run(op);
-    let got = b.read(&y);
-    assert!((got[0] - 308.0).abs() < 1e-3 && (got[1] - 150.0).abs() < 1e-3, "{got:?}");
-    b.expect(&state, &[5.0]);
-
-    // A token at position 0 resets the state.
-    let first = b.batch(&[0]);
-    let state = b.f32s(1, 2, &[f32::NAN; 2]);
-    let op = ShortConv {
-        x: b.f32s(1, 1, &[3.0]),
-        weight: b.f32s(1, 3, &[100.0, 10.0, 1.0]),
-        bias: None,
-        batch: first,
-        state: state.clone(),
-        y: y.rows(0..1),
-        silu: false,
-    };
-    b.run(op);
-    b.expect(&y.rows(0..1), &[3.0]);
-    b.expect(&state, &[0.0, 3.0]);
-}
-
-#[test]
-fn scans_with_many_rates_and_rwkv7_follow_their_formulas() {
-    let mut b = OracleDevice::new();
-    let batch = b.batch(&[2]);
-    // dt = 1; the decay factors are 1/2 and 1/4. S becomes [2 + 3 * 2, 1 + 3 * 1].
-    let (y, state) = (b.f32s(1, 1, &[0.0]), b.f32s(1, 2, &[4.0, 4.0]));
-    let op = SsmScan {
-        x: b.f32s(1, 1, &[3.0]),
-        dt: b.f32s(1, 1, &[1f32.exp_m1().ln()]),
-        dt_bias: b.f32s(1, 1, &[0.0]),
-        a: b.f32s(1, 2, &[0.5f32.ln(), 0.25f32.ln()]),
-        b: b.f32s(1, 2, &[2.0, 1.0]),
-        c: b.f32s(1, 2, &[1.0, 10.0]),
-        d: b.f32s(1, 1, &[100.0]),
-        batch: batch.clone(),
-        state: state.clone(),
-        y: y.clone(),
-        n_group: 1,
-    };
-    b.run(op);
-    let got = [b.read(&y), b.read(&state)].concat();
-    assert!(got.iter().zip([348.0, 8.0, 4.0]).all(|(a, b)| (a - b).abs() < 1e-3), "{got:?}");
-
-    // A decay of 1, a rate of 1/2 and half of the first layer's value. The key of -2 has the
-    // direction -1, and k' = -2 * (1 + 4 * (1/2 - 1)) = 2. S becomes 3 + 2 * 5 - 1/2 * 3.
-    let (y, bonus, state) = (b.f32s(1, 1, &[0.0]), b.f32s(1, 1, &[0.0]), b.f32s(1, 1, &[3.0]));
-    let op = Wkv7 {
-        r: b.f32s(1, 1, &[10.0]),
-        w: b.f32s(1, 1, &[-1000.0]),
-        k: b.f32s(1, 1, &[-2.0]),
-        v: b.f32s(1, 1, &[4.0]),
-        a: b.f32s(1, 1, &[0.0]),
-        first: Some(b.f32s(1, 1, &[6.0])),
-        mix: Some(b.f32s(1, 1, &[0.0])),
-        vectors: b.f32s(4, 1, &[7.0, 4.0, 0.5, 0.25]),
-        batch,
-        state: state.clone(),
-        y: y.clone(),
-        bonus: bonus.clone(),
-        n_head: 1,
-    };
-    b.run(op);
-    b.expect(&state, &[11.5]);
-    b.expect(&y, &[115.0]);
-    b.expect(&bonus, &[2.0 * 10.0 * 0.5 * 5.0 + 0.25]);
 }
