@@ -1,15 +1,18 @@
-// Merges the spans of a head in order, with its attention sink; a workgroup per head of a token.
+// Merges the spans of a head in order, with its attention sink; a workgroup per head of a token. Also
+// writes the result in Q8 blocks if the next op reads it so.
 
 @group(0) @binding(0) var<storage, read> parts: array<f32>;
 @group(0) @binding(1) var<storage, read> sinks: array<f32>;
 @group(0) @binding(2) var<storage, read> batch: array<u32>;
 @group(0) @binding(3) var<storage, read_write> y: array<f32>;
+@group(0) @binding(4) var<storage, read_write> q: array<u32>;
 
 struct Params {
     at_parts: u32,
     at_sinks: u32,
     at_batch: u32,
     at_y: u32,
+    at_q: u32,
     max_tokens: u32,
     n_rows: u32,
     n_head: u32,
@@ -18,10 +21,15 @@ struct Params {
     span: u32,
     window: u32,
     has_sinks: u32,
+    quantized: u32,
 }
 var<immediate> p: Params;
 
 {{include window}}
+{{include quantize_y}}
+
+// 1 for a token of the step, 0 for padding.
+var<workgroup> real: u32;
 
 @compute @workgroup_size({{ROW}})
 fn main(
@@ -32,7 +40,8 @@ fn main(
     let at = group.x + group.y * groups.x;
     let head = at % p.n_head;
     let t = at / p.n_head;
-    if (t >= min(batch[p.at_batch], p.n_rows)) {
+    if (lane == 0u) { real = select(0u, 1u, t < min(batch[p.at_batch], p.n_rows)); }
+    if (workgroupUniformLoad(&real) == 0u) {
         return;
     }
     let pos = batch[p.at_batch + 4u + 2u * p.max_tokens + t];
@@ -58,5 +67,9 @@ fn main(
             sum += parts[part + 2u + col] * exp(parts[part] - largest);
         }
         y[p.at_y + at * p.d_value + col] = sum / total;
+    }
+    if (p.quantized != 0u) {
+        let n_blocks = p.d_value / 32u;
+        quantize_y(p.at_y + at * p.d_value, n_blocks, p.at_q + at * n_blocks * 12u, lane);
     }
 }

@@ -19,33 +19,7 @@ var<immediate> p: Params;
 var<workgroup> largest: array<u32, 64>;
 var<workgroup> sums: array<i32, 64>;
 
-// a / b for positive numbers, rounded to nearest; 0 if the quotient is subnormal. A driver's division
-// may be less exact, which would change codes.
-fn divided(a: f32, b: f32) -> f32 {
-    let bits_a = bitcast<u32>(a);
-    let bits_b = bitcast<u32>(b);
-    var rest = (bits_a & 0x7fffffu) | 0x800000u;
-    let by = (bits_b & 0x7fffffu) | 0x800000u;
-    var exponent = 127 + i32(bits_a >> 23u) - i32(bits_b >> 23u);
-    if (rest < by) {
-        rest <<= 1u;
-        exponent -= 1;
-    }
-    if (exponent < 1 || exponent > 254) { return 0.0; }
-    // 24 bits of the quotient and one more for rounding.
-    var quotient = 0u;
-    for (var i = 0u; i < 25u; i++) {
-        quotient <<= 1u;
-        if (rest >= by) {
-            rest -= by;
-            quotient |= 1u;
-        }
-        rest <<= 1u;
-    }
-    var mantissa = quotient >> 1u;
-    if ((quotient & 1u) != 0u && (rest != 0u || (mantissa & 1u) != 0u)) { mantissa += 1u; }
-    return bitcast<f32>((u32(exponent - 1) << 23u) + mantissa);
-}
+{{include quotient}}
 
 @compute @workgroup_size(64)
 fn main(
@@ -76,10 +50,10 @@ fn main(
     // Subnormal numbers have exponent 0.
     let some = finite && most >= 0x00800000u;
     var d = 0.0;
-    if (some) { d = divided(amax, 127.0); }
+    if (some) { d = quotient(amax, 127.0); }
     var codes = vec4<i32>(0);
     if (d != 0.0) {
-        codes = vec4<i32>(clamp(round(v * divided(127.0, amax)), vec4<f32>(-127.0), vec4<f32>(127.0)));
+        codes = vec4<i32>(clamp(round(v * quotient(127.0, amax)), vec4<f32>(-127.0), vec4<f32>(127.0)));
     }
     sums[t] = codes.x + codes.y + codes.z + codes.w;
     workgroupBarrier();

@@ -38,11 +38,9 @@ fn main(
         return;
     }
     let pos = batch[p.at_batch + 4u + 2u * p.max_tokens + t];
-    let sine_cosine = turn(f32(pos) * freqs[p.at_freqs + j]) * p.scale;
     let one = p.at_x + (t * p.n_head + h) * p.d_head + p.first + j * p.pair_step;
     let other = one + p.pair_other;
-    let a = x[one];
-    let b = x[other];
-    x[one] = a * sine_cosine.y - b * sine_cosine.x;
-    x[other] = a * sine_cosine.x + b * sine_cosine.y;
+    let pair = rotated(x[one], x[other], f32(pos) * freqs[p.at_freqs + j], p.scale);
+    x[one] = pair.x;
+    x[other] = pair.y;
 }

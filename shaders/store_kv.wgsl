@@ -1,26 +1,36 @@
-// Writes keys or values of the real tokens to their cache rows; an invocation writes whole
-// words.
+// Writes keys and values of the real tokens to their cache rows; an invocation writes whole words of
+// one of them.
 
-@group(0) @binding(0) var<storage, read> x: array<f32>;
-@group(0) @binding(1) var<storage, read> batch: array<u32>;
-@group(0) @binding(2) var<storage, read_write> cache: array<u32>;
+@group(0) @binding(0) var<storage, read> k_x: array<f32>;
+@group(0) @binding(1) var<storage, read> v_x: array<f32>;
+@group(0) @binding(2) var<storage, read> batch: array<u32>;
+@group(0) @binding(3) var<storage, read_write> k_cache: array<u32>;
+@group(0) @binding(4) var<storage, read_write> v_cache: array<u32>;
 
 struct Params {
-    at_x: u32,
+    at_k_x: u32,
+    at_v_x: u32,
     at_batch: u32,
-    at_cache: u32,
+    at_k_cache: u32,
+    at_v_cache: u32,
     max_tokens: u32,
     n_rows: u32,
-    n_cols: u32,
-    n_pieces: u32,
-    row_words: u32,
+    k_cols: u32,
+    v_cols: u32,
+    // Invocations that store the keys of a token, and its values.
+    k_stores: u32,
+    v_stores: u32,
+    k_words: u32,
+    v_words: u32,
     cache_rows: u32,
 }
 var<immediate> p: Params;
 
 {{include flat}}
 {{include half}}
-{{include store}}
+{{include rounded}}
+{{include k}}
+{{include v}}
 
 @compute @workgroup_size({{FLAT}})
 fn main(
@@ -28,13 +38,19 @@ fn main(
     @builtin(num_workgroups) groups: vec3<u32>,
 ) {
     let at = flat_index(id, groups);
-    let t = at / p.n_pieces;
+    let n_stores = p.k_stores + p.v_stores;
+    let t = at / n_stores;
     if (t >= min(batch[p.at_batch], p.n_rows)) {
         return;
     }
     let row = batch[p.at_batch + 4u + 3u * p.max_tokens + t];
-    if (row < p.cache_rows) {
-        let piece = at % p.n_pieces;
-        store_piece(p.at_x + t * p.n_cols, piece, p.at_cache + row * p.row_words);
+    if (row >= p.cache_rows) {
+        return;
+    }
+    let i = at % n_stores;
+    if (i < p.k_stores) {
+        k_store(p.at_k_x + t * p.k_cols, i, p.at_k_cache + row * p.k_words);
+    } else {
+        v_store(p.at_v_x + t * p.v_cols, i - p.k_stores, p.at_v_cache + row * p.v_words);
     }
 }

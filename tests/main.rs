@@ -32,6 +32,7 @@ mod plan_tiers;
 mod predictor;
 mod profile;
 mod prompt_cache;
+mod self_test;
 mod sequences;
 mod server;
 mod structured;

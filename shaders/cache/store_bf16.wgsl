@@ -1,8 +1,8 @@
-fn store_piece(from_x: u32, piece: u32, to: u32) {
+fn {{self}}_store(from_x: u32, piece: u32, to: u32) {
     let i = 2u * piece;
-    var word = to_bf16(x[from_x + i]);
-    if (i + 1u < p.n_cols) {
-        word |= to_bf16(x[from_x + i + 1u]) << 16u;
+    var word = to_bf16({{self}}_x[from_x + i]);
+    if (i + 1u < p.{{self}}_cols) {
+        word |= to_bf16({{self}}_x[from_x + i + 1u]) << 16u;
     }
-    cache[to + piece] = word;
+    {{self}}_cache[to + piece] = word;
 }

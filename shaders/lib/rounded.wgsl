@@ -17,5 +17,5 @@ fn inverse_of(x: f32) -> f32 {
 // A product that the driver cannot fuse with a later addition: it does not know that a row has fewer
 // than 2^31 values.
 fn unfused(product: f32) -> f32 {
-    return bitcast<f32>(bitcast<u32>(product) ^ (p.n_cols >> 31u));
+    return bitcast<f32>(bitcast<u32>(product) ^ (p.k_cols >> 31u));
 }

@@ -21,3 +21,9 @@ fn turn(angle: f32) -> vec2<f32> {
     if (which == 1u || which == 2u) { cosine = -cosine; }
     return vec2<f32>(select(sine, -sine, angle < 0.0), cosine);
 }
+
+// Two values rotated by an angle, and scaled.
+fn rotated(a: f32, b: f32, angle: f32, scale: f32) -> vec2<f32> {
+    let sine_cosine = turn(angle) * scale;
+    return vec2<f32>(a * sine_cosine.y - b * sine_cosine.x, a * sine_cosine.x + b * sine_cosine.y);
+}

@@ -88,7 +88,7 @@ fn device(error: &hal::Error) -> Failure {
             Failure::new(Exit::BackendMissing, message).caused_by(error).help(hint.clone())
         }
         E::Cancelled => Failure::interrupted(),
-        E::DeviceLost { .. } | E::Driver { .. } => {
+        E::DeviceLost { .. } | E::TimedOut { .. } | E::Driver { .. } => {
             let help = "if it is a GPU, update its driver, turn off ways of using it (--device-options graphs=off,flags=off,mma=off,subgroups=off), or use only the CPU (--device none); `thermocline doctor` tests devices";
             Failure::new(Exit::Failed, "a device failed").caused_by(error).help(help)
         }

@@ -38,6 +38,12 @@ fn make_private(folder: &Path) {
     let _ = builder.create(folder);
 }
 
+/// This program's file, which compiles kernels in processes of its own.
+pub(crate) fn this_program() -> Option<PathBuf> {
+    #[allow(clippy::disallowed_methods, reason = "only the CLI reads the environment")]
+    std::env::current_exe().ok()
+}
+
 /// The folder in the user's cache.
 fn usual_cache() -> Option<PathBuf> {
     #[allow(clippy::disallowed_methods)] // only the CLI reads the environment

@@ -203,6 +203,7 @@ fn dispatch(command: Command, terminal: &Terminal) -> Result<(), Failure> {
         Command::Cache(args) => command::cache::run(&args),
         Command::Completions(args) => command::completions::run(args.shell, cli()),
         Command::Man(args) => command::man::run(&args.folder, cli()),
+        Command::CompileKernel(_) => command::compile_kernel::run(),
     }
 }
 

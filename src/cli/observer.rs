@@ -83,27 +83,41 @@ impl Observer for Printer {
 
     fn progress(&self, task: Task, done: Bytes, total: Bytes) {
         let mut shown = self.bar.lock().unwrap_or_else(PoisonError::into_inner);
+        // Kernels are compiled while they are tested and while weights are loaded.
+        let is_shown = shown.as_ref().is_some_and(|(shown, _)| *shown == task);
+        if task == Task::Compile && shown.is_some() && !is_shown {
+            return;
+        }
         if done >= total {
             if let Some((_, bar)) = shown.take() {
                 bar.finish_and_clear();
             }
             return;
         }
-        let what = match task {
-            Task::Tune => {
-                let timer = || progress::timer(&self.terminal, "measuring the memory");
-                shown.get_or_insert_with(|| (task, timer()));
-                return;
-            }
-            Task::Read => "reading",
-            Task::Merge => "merging",
-            Task::Load => "loading",
-            Task::Repack => "repacking",
+        let start = || {
+            let timer = |what| progress::timer(&self.terminal, what);
+            let bar = |what| bar(what, total, &self.terminal);
+            let bar = match task {
+                Task::Tune => timer("measuring the memory"),
+                Task::Compile => timer("compiling kernels"),
+                Task::Test => timer("testing the GPU's kernels"),
+                Task::Read => bar("reading"),
+                Task::Merge => bar("merging"),
+                Task::Load => bar("loading"),
+                Task::Repack => bar("repacking"),
+            };
+            (task, bar)
         };
-        let (_, bar) = shown.get_or_insert_with(|| (task, bar(what, total, &self.terminal)));
-        bar.set_length(total.0);
-        bar.set_position(done.0);
-        // Nothing is written to files while weights are read, merged and loaded.
+        let (_, bar) = shown.get_or_insert_with(start);
+        match task {
+            Task::Tune | Task::Compile => return,
+            Task::Test => {}
+            Task::Read | Task::Merge | Task::Load | Task::Repack => {
+                bar.set_length(total.0);
+                bar.set_position(done.0);
+            }
+        }
+        // Nothing is written to files while kernels are tested, or weights read, merged and loaded.
         if self.exits && task != Task::Repack && self.is_stopped() {
             bar.finish_and_clear();
             fault::remove_unfinished();

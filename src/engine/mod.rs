@@ -62,6 +62,7 @@ pub use sequence::{EachLogits, Feed, LogitsRequest, Sequence};
 pub use size::cost::{assumed_past, forecast, task};
 pub use size::exchange::{ExchangeNeeds, exchange_needs};
 pub use size::host::{HostBytes, HostLayer, copied_bytes, host_bytes, least_paged};
+pub use size::programs::programs;
 pub use size::tiers::planned_tiers;
 pub use step::{StepStats, UnionStats};
 pub use timeline::{Event, StepTrace, Tracer, Waits, Work};

@@ -162,6 +162,10 @@ impl Timeline {
         }
     }
 
+    pub(crate) fn is_timed(&self) -> bool {
+        self.timed
+    }
+
     /// The current time, if the step is timed.
     pub(crate) fn now(&self) -> Option<Instant> {
         self.timed.then(Instant::now)

@@ -1,7 +1,8 @@
 //! Finds devices. The only file that names backends.
 
 use std::fmt;
-use std::path::Path;
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use hal::null::NullBackend;
@@ -158,14 +159,60 @@ pub fn backend_of(device: &str) -> &'static str {
     }
 }
 
-/// Every device other than the CPU, wgpu's last, and the backends without a usable device.
-/// Detection takes time, so a command calls this once. Kernels that drivers compile are cached in
-/// `folder`, if the driver allows it. Add a new backend here.
+/// How kernels are compiled that have to be compiled on this machine.
+#[derive(Clone, Default)]
+pub struct KernelCompilation {
+    /// Folder for compiled kernels, if the driver allows it.
+    pub folder: Option<PathBuf>,
+    /// A program that calls [`compile_kernel`] if its argument is [`COMPILE_COMMAND`]: a crash of
+    /// the compiler then ends that process. `None` compiles in this process.
+    pub program: Option<PathBuf>,
+    /// Called when a compilation begins (`true`) and ends (`false`), by several threads at once.
+    pub watch: Option<Arc<dyn Fn(bool) + Send + Sync>>,
+}
+
+impl fmt::Debug for KernelCompilation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let KernelCompilation { folder, program, .. } = self;
+        f.debug_struct("KernelCompilation")
+            .field("folder", folder)
+            .field("program", program)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The argument with which [`KernelCompilation::program`] compiles a kernel.
+pub const COMPILE_COMMAND: &str = "compile-kernel";
+
+/// Compiles the kernel that a parent process asks for.
+///
+/// # Errors
+/// Errors of the streams, an invalid request, or a build that compiles no kernels.
+pub fn compile_kernel(input: &mut dyn Read, output: &mut dyn Write) -> io::Result<()> {
+    #[cfg(all(feature = "hip", target_os = "linux", target_arch = "x86_64"))]
+    return hip::serve_compilation(input, output);
+    #[cfg(not(all(feature = "hip", target_os = "linux", target_arch = "x86_64")))]
+    {
+        let _ = (input, output);
+        Err(io::Error::new(io::ErrorKind::Unsupported, "this program compiles no kernels"))
+    }
+}
+
+/// [`candidates_with`] that compile in this process, with compiled kernels in `folder`.
 #[must_use]
 pub fn candidates(folder: Option<&Path>) -> (Vec<Candidate>, Vec<MissingBackend>) {
+    let folder = folder.map(Path::to_owned);
+    candidates_with(&KernelCompilation { folder, ..KernelCompilation::default() })
+}
+
+/// Every device other than the CPU, wgpu's last, and the backends without a usable device.
+/// Detection takes time, so a command calls this once. Add a new backend here.
+#[must_use]
+pub fn candidates_with(compilation: &KernelCompilation) -> (Vec<Candidate>, Vec<MissingBackend>) {
     let (mut found, mut missing) = (Vec::new(), Vec::new());
     find_cuda_cards(&mut found, &mut missing);
-    find_hip_cards(folder, &mut found, &mut missing);
+    find_hip_cards(compilation, &mut found, &mut missing);
+    let folder = compilation.folder.as_deref();
     let cards = found.len();
     for adapter in wgpu_backend::adapters() {
         let same = found[..cards].iter().find(|card| card.matches(&adapter));
@@ -236,11 +283,17 @@ fn find_cuda_cards(_found: &mut Vec<Card>, missing: &mut Vec<MissingBackend>) {
 
 /// Adds AMD GPUs to `found`, or the reason why HIP has none to `missing`.
 #[cfg(all(feature = "hip", target_os = "linux", target_arch = "x86_64"))]
-fn find_hip_cards(folder: Option<&Path>, found: &mut Vec<Card>, missing: &mut Vec<MissingBackend>) {
+fn find_hip_cards(
+    compilation: &KernelCompilation,
+    found: &mut Vec<Card>,
+    missing: &mut Vec<MissingBackend>,
+) {
     let open = |device: simt::FoundDevice| -> Open {
-        let folder = folder.map(Path::to_owned);
+        let KernelCompilation { folder, program, watch } = compilation.clone();
+        let helper = program.map(|program| (program, COMPILE_COMMAND));
+        let compilation = hip::Compilation { folder, helper, watch };
         Arc::new(move |switches| {
-            let opened = hip::open_with(&device, folder.as_deref(), simt_options(switches));
+            let opened = hip::open_with(&device, &compilation, simt_options(switches));
             opened.map(|backend| backend as Arc<dyn Backend>)
         })
     };
@@ -252,7 +305,7 @@ fn find_hip_cards(folder: Option<&Path>, found: &mut Vec<Card>, missing: &mut Ve
 
 #[cfg(all(not(feature = "hip"), target_os = "linux", target_arch = "x86_64"))]
 fn find_hip_cards(
-    _folder: Option<&Path>,
+    _compilation: &KernelCompilation,
     _found: &mut Vec<Card>,
     missing: &mut Vec<MissingBackend>,
 ) {
@@ -262,7 +315,7 @@ fn find_hip_cards(
 /// The HIP backend supports only Linux on x86-64.
 #[cfg(not(all(target_os = "linux", target_arch = "x86_64")))]
 fn find_hip_cards(
-    _folder: Option<&Path>,
+    _compilation: &KernelCompilation,
     _found: &mut Vec<Card>,
     _missing: &mut Vec<MissingBackend>,
 ) {
@@ -271,7 +324,7 @@ fn find_hip_cards(
 /// Options of a device that runs the kernels of `kernels-cuda`.
 #[cfg(any(feature = "cuda", feature = "hip"))]
 fn simt_options(switches: &Switches) -> simt::Options {
-    let Switches { graphs, flags, mma, subgroups: _ } = *switches;
+    let Switches { graphs, flags, mma, subgroups: _, self_test: _ } = *switches;
     simt::Options { graphs, flags, matrix_units: mma, ..simt::Options::default() }
 }
 

@@ -3,7 +3,8 @@
 
 mod assume;
 
-use std::sync::Arc;
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use engine::{DenseFrom, EngineOptions, PlannerInputs};
 use hal::{Backend, Bytes, Device, DeviceId, DeviceKind, MemoryReport};
@@ -66,10 +67,21 @@ pub struct Accelerator {
     /// Usable device memory, including the driver's reserve.
     pub budget: Bytes,
     /// The assumed speed; `None` if the speed is measured.
-    assumed: Option<AssumedSpeed>,
+    pub(crate) assumed: Option<AssumedSpeed>,
+    /// The self-tests of this process, by key.
+    tested: Arc<Mutex<BTreeSet<String>>>,
 }
 
 impl Accelerator {
+    pub(crate) fn backend(&self) -> &Arc<dyn Backend> {
+        &self.backend
+    }
+
+    /// Whether the self-test with this key is the first.
+    pub(crate) fn first_test(&self, key: &str) -> bool {
+        self.tested.lock().unwrap_or_else(PoisonError::into_inner).insert(key.to_owned())
+    }
+
     /// The driver's reserve in bytes, at most the budget.
     #[must_use]
     pub fn reserve(&self) -> Bytes {
@@ -153,7 +165,8 @@ impl Machine {
         if wanted.backend == Some("cpu") {
             return Ok(machine);
         }
-        let (found, missing) = devices::candidates(options.computation.folder());
+        let compilation = options.computation.kernel_compilation(observer);
+        let (found, missing) = devices::candidates_with(&compilation);
         let chosen = choose(wanted, found.clone(), &missing)?;
         if chosen.is_empty()
             && let Some(notice) = no_device(wanted, &missing)
@@ -207,8 +220,18 @@ impl Machine {
         let id = DeviceId(u32::try_from(number + 1).unwrap_or(u32::MAX));
         let counted = if budget == Bytes::MAX { budget } else { budget - candidate.reserve };
         let device = Device::new(Arc::clone(&backend), id, counted);
-        self.others.push(Accelerator { device, backend, candidate, budget, assumed: None });
+        let (assumed, tested) = Default::default();
+        self.others.push(Accelerator { device, backend, candidate, budget, assumed, tested });
         Ok(())
+    }
+
+    pub(crate) fn cpu_backend(&self) -> &Arc<dyn Backend> {
+        &self.cpu_backend
+    }
+
+    /// Whether devices can be compared with the CPU: not with an assumed one.
+    pub(crate) fn tests_devices(&self) -> bool {
+        self.host_assumed.is_none()
     }
 
     /// The devices for the engine, the CPU first.

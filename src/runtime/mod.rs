@@ -49,6 +49,7 @@ mod overrides;
 mod rank;
 mod repack;
 mod runtime;
+mod self_test;
 mod side_file;
 mod speeds;
 mod switches;
@@ -63,8 +64,8 @@ pub use loaded_model::{Model, Sequence};
 pub use machine::{Accelerator, Machine};
 pub use memory::MemoryNeed;
 pub use notice::{
-    DeviceFull, DiskNotice, Notice, Observer, PlacementReport, RepackNotice, SharedObserver,
-    SilentObserver, SparsityNotice, Task,
+    DeviceFull, DiskNotice, KernelNotice, Notice, Observer, PlacementReport, RepackNotice,
+    SharedObserver, SilentObserver, SparsityNotice, Task,
 };
 pub use open::{Opened, file, tokenizer};
 pub use options::{
@@ -75,6 +76,7 @@ pub use rank::RankPrompt;
 pub use runtime::{
     Runtime, activation_name, check_total_memory, forecast, load_quietly, slower_placement,
 };
+pub use self_test::verdict_value;
 pub use side_file::has_predictor;
 pub use speeds::{known_disks, measure_prefetch, measure_speed};
 pub use store::DiskSpeed;

@@ -8,6 +8,7 @@ use hal::Bytes;
 
 use crate::adapters::AdapterNotice;
 pub use crate::repack::RepackNotice;
+pub use crate::self_test::KernelNotice;
 pub use crate::tiers::DiskNotice;
 
 /// Receives notices and progress. The runtime itself prints nothing.
@@ -34,6 +35,10 @@ pub type SharedObserver = Arc<dyn Observer>;
 pub enum Task {
     /// The CPU's kernels are tuned to the machine. Its length is not known.
     Tune,
+    /// Kernels are compiled for a device. Its length is not known.
+    Compile,
+    /// A device's kernels are compared with the CPU; in tests, not bytes.
+    Test,
     /// The model file is read into memory, instead of being mapped.
     Read,
     /// LoRA adapters are merged into the weights.
@@ -67,6 +72,8 @@ pub enum Notice {
     SplitFileIsMapped,
     /// LoRA adapters are merged into the weights.
     Adapters(AdapterNotice),
+    /// The self-test of a device's kernels.
+    Kernels(KernelNotice),
     /// RoPE settings for a model without RoPE.
     NoRope,
     /// The context that the runtime chose, if devices other than the CPU are used.
@@ -296,7 +303,7 @@ impl Notice {
             self,
             Notice::SpeedsNotKept { .. }
                 | Notice::Sparsity(SparsityNotice::Off | SparsityNotice::Exact { .. })
-        )
+        ) || matches!(self, Notice::Kernels(kernels) if kernels.is_clean())
     }
 }
 
@@ -330,6 +337,7 @@ impl fmt::Display for Notice {
                 f.write_str("a model in several files is always memory-mapped")
             }
             Notice::Adapters(notice) => fmt::Display::fmt(notice, f),
+            Notice::Kernels(notice) => fmt::Display::fmt(notice, f),
             Notice::NoRope => f.write_str("RoPE settings have no effect: the model has no RoPE"),
             Notice::Context { n_ctx, n_ctx_train, shorter } => {
                 write!(f, "the context is {n_ctx} tokens; the model was trained with {n_ctx_train}")?;

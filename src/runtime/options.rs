@@ -2,6 +2,8 @@
 
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use hal::format::Format;
 use hal::{Bytes, KvCache};
@@ -9,7 +11,8 @@ use model::RopeOverrides;
 use placement::PlanConstraints;
 
 use crate::adapters::AdapterFile;
-use crate::devices::{CpuOptions, Numa, Priority};
+use crate::devices::{CpuOptions, KernelCompilation, Numa, Priority};
+use crate::notice::{SharedObserver, Task};
 use crate::overrides::TensorOverride;
 use crate::switches::DeviceSwitches;
 
@@ -126,6 +129,23 @@ impl Computation {
     pub fn folder(&self) -> Option<&Path> {
         self.cache.as_ref().map(|cache| cache.path.as_path())
     }
+
+    /// How kernels are compiled, with progress for `observer`.
+    pub(crate) fn kernel_compilation(&self, observer: &SharedObserver) -> KernelCompilation {
+        let (observer, n_running) = (Arc::clone(observer), AtomicUsize::new(0));
+        let watch = move |begins: bool| {
+            let others = if begins {
+                n_running.fetch_add(1, Ordering::Relaxed)
+            } else {
+                n_running.fetch_sub(1, Ordering::Relaxed) - 1
+            };
+            if others == 0 {
+                observer.progress(Task::Compile, Bytes(u64::from(!begins)), Bytes(1));
+            }
+        };
+        let (folder, program) = (self.folder().map(Path::to_owned), self.devices.compiler.clone());
+        KernelCompilation { folder, program, watch: Some(Arc::new(watch)) }
+    }
 }
 
 /// A folder for data that is computed once: repacked weights, measured speeds, compiled kernels,
@@ -197,6 +217,9 @@ pub struct DeviceOptions {
     pub remeasure: bool,
     /// Ways of using the devices that are switched on or off.
     pub switches: DeviceSwitches,
+    /// The program that compiles kernels in a process of its own
+    /// ([`crate::devices::KernelCompilation::program`]).
+    pub compiler: Option<PathBuf>,
     /// Names of the settings that expect a device, for the text of [`crate::Notice::NoDevice`].
     pub expected_by: Vec<&'static str>,
     /// Whether a request for whole layers was dropped, because their neurons have to stay on the
@@ -218,6 +241,7 @@ impl Default for DeviceOptions {
             adapt: true,
             remeasure: false,
             switches: DeviceSwitches::default(),
+            compiler: None,
             expected_by: Vec::new(),
             layers_ignored: false,
         }

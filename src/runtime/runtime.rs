@@ -148,11 +148,17 @@ impl Runtime {
     }
 
     /// The planner's input for `model`: user options, speeds, and how often each neuron fires.
-    /// Devices without cached speeds are measured. Without devices other than the CPU, only the
+    /// Kernels that are not tested yet are tested, and devices without cached speeds are measured. Without devices other than the CPU, only the
     /// user options are set.
     #[must_use]
     pub fn placing(&self, model: &Model) -> PlannerInputs {
-        self.machine.placing(model, &self.options.computation, self.observer.as_ref())
+        let (computation, observer) = (&self.options.computation, self.observer.as_ref());
+        let settings = self.settings(model, model.hyper.n_ctx_train.min(MAX_DEFAULT_CONTEXT));
+        // Loading reports errors of the side file later.
+        let learned = side_file::add(model, settings.clone(), computation, &SilentObserver);
+        let settings = learned.unwrap_or(settings);
+        self.machine.test_kernels(model, &settings, computation, observer);
+        self.machine.placing(model, computation, observer)
     }
 
     /// Speeds of all devices with weights of the model's format, even if there is nothing to plan.

@@ -14,6 +14,7 @@ use hal::format::Format;
 use hal::{Backend, Bytes, Device, DeviceId};
 use learn::learned::lock;
 use measure::bench::{Shape, dense_from, round_to_two_digits, speed};
+use measure::self_test::Verdict;
 use model::Model;
 use placement::Speed;
 use serde_json::{Map, Value, json};
@@ -22,13 +23,14 @@ use store::{DiskSpeed, ReadAt, disk_name};
 use crate::devices::PrefetchDistance;
 use crate::notice::{Notice, Observer};
 use crate::options::{Computation, Sparsity};
+use crate::self_test::{read_verdict, verdict_value};
 
 /// Name of the file. The number changes when the meaning of a value changes.
 const FILE: &str = "speeds-4.json";
 
 /// Bytes of the file that are read.
 const MAX_FILE: u64 = 4 << 20;
-/// The file keeps as many values as this, those measured last: a model has about three per device.
+/// The file keeps as many values as this, those measured last: a model has about four per device.
 const MAX_VALUES: usize = 128;
 /// The key of the time of a measurement, in seconds since 1970.
 const MEASURED: &str = "measured";
@@ -178,6 +180,16 @@ impl Speeds {
             self.measured.insert(key, figures);
         }
         Some(DiskSpeed { bandwidth, latency, small_reads, depth })
+    }
+
+    /// The cached result of a self-test.
+    pub(crate) fn verdict(&self, key: &str) -> Option<Verdict> {
+        read_verdict(self.known.get(key).filter(|_| !self.remeasure)?)
+    }
+
+    /// Caches the result of a self-test.
+    pub(crate) fn keep_verdict(&mut self, key: String, verdict: &Verdict) {
+        self.measured.insert(key, verdict_value(verdict));
     }
 
     /// Saves new values. If that fails, sends a notice, and the next start measures them again.

@@ -17,10 +17,12 @@ pub struct Switches {
     /// Vulkan, Metal and DX12: `Some(false)` exchanges values between lanes through workgroup
     /// memory.
     pub subgroups: Option<bool>,
+    /// All: `Some(false)` uses the kernels of a model without testing them.
+    pub self_test: Option<bool>,
 }
 
 /// Names of the switches, in the order of help texts.
-pub const SWITCHES: [&str; 4] = ["graphs", "flags", "mma", "subgroups"];
+pub const SWITCHES: [&str; 5] = ["graphs", "flags", "mma", "subgroups", "self-test"];
 
 impl Switches {
     fn get_mut(&mut self, name: &str) -> Option<&mut Option<bool>> {
@@ -29,6 +31,7 @@ impl Switches {
             "flags" => &mut self.flags,
             "mma" => &mut self.mma,
             "subgroups" => &mut self.subgroups,
+            "self-test" => &mut self.self_test,
             _ => return None,
         })
     }
@@ -39,6 +42,7 @@ impl Switches {
         self.flags = other.flags.or(self.flags);
         self.mma = other.mma.or(self.mma);
         self.subgroups = other.subgroups.or(self.subgroups);
+        self.self_test = other.self_test.or(self.self_test);
     }
 }
 

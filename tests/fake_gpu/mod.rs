@@ -80,6 +80,96 @@ fn generation_is_identical_on_fakes() {
     }
 }
 
+/// A kernel file that reads a wrong lane: another one takes its place, or its op runs on the CPU
+/// alone. The notes say so in one line, and the words stay the same.
+#[test]
+fn wrong_kernels_are_found_when_the_model_is_loaded() {
+    if !fakes_available() {
+        return;
+    }
+    let (expected, _) = story(&["--backend", "cpu"], &[]);
+    let long = "Once upon a time there was a little girl named Lily who loved to play outside";
+    let (continued, _) = story(&["--backend", "cpu", "-p", long], &[]);
+    // The replaced kernel is used for prompts alone, and its products are wrong by a thousandth.
+    let settings = "wrong_unit=matmul_many major=8 minor=0";
+    let more = ["--backend", "cuda", "-ngl", "all", "-p", long];
+    let (words, notes) = story(&more, &[(Vendor::Cuda.variable(), settings)]);
+    let notes = unwrapped(&notes);
+    assert_eq!(words, continued, "{notes}");
+    assert!(notes.contains("wrong in the self-test: matmul_many.f16 ("), "{notes}");
+    assert!(notes.contains("now replaced") && notes.contains("CUDA0: 4 of 4 layers"), "{notes}");
+    for (vendor, backend, unit, kind) in [
+        (Vendor::Hip, "hip", "attention", "Attention of F16, F16"),
+        (Vendor::Cuda, "cuda", "ffn_few", "SparseFfn of F16"),
+    ] {
+        let settings = format!("wrong_unit={unit}");
+        let env = [(vendor.variable(), settings.as_str())];
+        let (words, notes) = story(&["--backend", backend, "-ngl", "all"], &env);
+        let notes = unwrapped(&notes);
+        assert_eq!(words, expected, "{unit}: {notes}");
+        let refused = format!("0: wrong in the self-test: {kind}");
+        assert!(notes.contains(&refused) && notes.contains(&format!("{unit}.f16")), "{notes}");
+        assert!(notes.contains("none of the 4 layers"), "{unit}: {notes}");
+        // Without the test, the words are wrong.
+        let untested = ["--device-options", "self-test=off", "--backend", backend, "-ngl", "all"];
+        let (wrong, notes) = story(&untested, &env);
+        assert!(wrong != expected && !notes.contains("self-test"), "{unit}: {notes}");
+    }
+}
+
+/// ROCm's compiler crashes, as 5.2 does for an architecture that it does not know: the program goes
+/// on without the device.
+#[test]
+fn a_crash_of_the_compiler_does_not_end_the_program() {
+    if !fakes_available() {
+        return;
+    }
+    let (expected, _) = story(&["--backend", "cpu"], &[]);
+    let env = [(Vendor::Hip.variable(), "crash_compiling=1")];
+    let (words, notes) = story(&["--backend", "hip", "-ngl", "all"], &env);
+    let notes = unwrapped(&notes);
+    assert_eq!(words, expected, "{notes}");
+    assert!(notes.contains("HIP0 is not used") && notes.contains("compiler crashed"), "{notes}");
+    assert!(notes.contains("signal: 6"), "{notes}");
+    // A compiler that rejects a kernel says why, through the other process.
+    let env = [(Vendor::Hip.variable(), "refuse_compiling=1")];
+    let (words, notes) = story(&["--backend", "hip", "-ngl", "all"], &env);
+    assert_eq!(words, expected, "{notes}");
+    assert!(unwrapped(&notes).contains("rejected because of the setting"), "{notes}");
+    // The request comes from this program alone.
+    let output = run(&["compile-kernel"], fakes::library_folder(), &[]);
+    assert!(!output.status.success());
+    assert!(text(&output.stderr).contains("no kernel was compiled"), "{}", text(&output.stderr));
+}
+
+/// The result is kept by device, driver and kernels.
+#[test]
+fn kernels_are_tested_once() {
+    if !fakes_available() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let cache = folder.path().to_str().unwrap();
+    let n_kept = |settings: &str| {
+        let env = [(Vendor::Cuda.variable(), settings), ("XDG_CACHE_HOME", cache)];
+        let (_, notes) = story(&["--backend", "cuda", "-ngl", "all", "-v"], &env);
+        assert_eq!(
+            notes.contains("wrong in the self-test"),
+            settings != "version=12080",
+            "{notes}"
+        );
+        let path = folder.path().join("thermocline/speeds-4.json");
+        let kept: serde_json::Value =
+            serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+        let all = kept.as_object().unwrap();
+        all.keys().filter(|key| key.contains("self-test")).count()
+    };
+    assert_eq!(n_kept("wrong_unit=ffn_few"), 1);
+    // The first result holds although the kernel is right now.
+    assert_eq!(n_kept("units=4"), 1);
+    assert_eq!(n_kept("version=12080"), 2, "another driver is another device");
+}
+
 #[test]
 fn generation_continues_after_the_loss_of_a_fake() {
     if !fakes_available() {

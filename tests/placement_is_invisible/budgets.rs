@@ -166,7 +166,7 @@ fn any_op_may_be_refused() {
 }
 
 /// `start` and `n` greedily sampled tokens after it, one token per step.
-pub(super) fn greedy(engine: &mut Engine, start: u32, n: usize) -> Vec<u32> {
+pub(crate) fn greedy(engine: &mut Engine, start: u32, n: usize) -> Vec<u32> {
     let mut sequence = engine.new_sequence();
     let mut ids = vec![start];
     for _ in 0..n {

@@ -2,7 +2,8 @@
 //! which may be a software driver.
 
 use thermocline::devices;
-use wgpu_backend::WgpuBackend;
+use thermocline::engine::Feed;
+use wgpu_backend::{Counts, WgpuBackend};
 
 use super::adapt::{generated, half_placement};
 use super::budgets::greedy;
@@ -23,7 +24,7 @@ pub(crate) fn graphics() -> Option<Arc<dyn Backend>> {
     Some(candidate.open().unwrap())
 }
 
-pub(super) fn built_in() -> Arc<Model> {
+pub(crate) fn built_in() -> Arc<Model> {
     let file = thermocline::embedded::file().unwrap();
     Arc::new(Model::from_file(file, &Default::default()).unwrap())
 }
@@ -59,9 +60,9 @@ fn several_sequences_on_a_graphics_device() {
     within(Duration::from_secs(300), move || crate::sequences::on_device(&backend, 3));
 }
 
-/// Submissions and dispatches for one token: the minimum over four steps, because a timed step of a
-/// split model may take additional submissions.
-fn per_token(backend: &Arc<WgpuBackend>, model: &Arc<Model>, placement: Placement) -> [u64; 2] {
+/// What one token of a generation costs: the minimum over four steps, because a timed step of a
+/// split model may take additional submissions, and the first step clears counters.
+fn per_token(backend: &Arc<WgpuBackend>, model: &Arc<Model>, placement: Placement) -> Counts {
     let device = Device::new(Arc::clone(backend) as Arc<dyn Backend>, DeviceId(1), Bytes::MAX);
     let devices = vec![cpu_device(2), device];
     let mut engine = load_with(model, devices, options(), Some(placement));
@@ -69,18 +70,24 @@ fn per_token(backend: &Arc<WgpuBackend>, model: &Arc<Model>, placement: Placemen
     let step = |token: u32| {
         let before = backend.counts();
         let interrupt = AtomicBool::new(false);
-        engine
-            .feed(&mut sequence, &[token], LogitsRequest::Last, &interrupt, &mut |_, _| {})
-            .unwrap();
+        let (tokens, want) = (&[token][..], LogitsRequest::Last);
+        let mut feeds = [Feed { sequence: &mut sequence, tokens, want }];
+        engine.step(&mut feeds, &interrupt, &mut |_, _, _| {}).unwrap();
         let after = backend.counts();
-        [after.submissions - before.submissions, after.dispatches - before.dispatches]
+        Counts {
+            submissions: after.submissions - before.submissions,
+            dispatches: after.dispatches - before.dispatches,
+            waits: after.waits - before.waits,
+            copies: after.copies - before.copies,
+            encoded_ahead: after.encoded_ahead - before.encoded_ahead,
+        }
     };
-    (3..7).map(step).min().unwrap()
+    (3..7).map(step).min_by_key(|counts| (counts.submissions, counts.waits, counts.copies)).unwrap()
 }
 
-/// The overhead of a layer on any device (docs/measurements/gpu.md multiplies it by the time of a
-/// dispatch): a run of whole layers is one submission, a split layer two, and the number of
-/// dispatches must not grow unnoticed.
+/// The overhead of a layer and of a token on any device (docs/measurements/gpu.md multiplies the
+/// dispatches by the time of one): a run of whole layers is one submission, a split layer two, and
+/// the number of dispatches must not grow unnoticed.
 #[test]
 fn the_dispatches_per_layer_are_pinned() {
     if graphics().is_none() {
@@ -89,16 +96,28 @@ fn the_dispatches_per_layer_are_pinned() {
     let found = wgpu_backend::adapters();
     let Some(adapter) = found.first() else { return };
     let backend = adapter.open(&wgpu_backend::Options::default()).unwrap();
-    for (spec, whole, split) in [(":Q4_0:silu", 23, 24), (":Q4_0:relu", 22, 23)] {
+    for (spec, whole, split) in [(":Q4_0:silu", 11, 12), (":Q4_0:relu", 10, 11)] {
         let models = [2, 5].map(|n| generated(&format!("128x{n}x256x4/2{spec}")));
         let count = |place: &dyn Fn(&Model) -> Placement| {
-            let [two, five] = [0, 1].map(|i| per_token(&backend, &models[i], place(&models[i])));
-            eprintln!("{spec}: {two:?}, {five:?}");
-            [0, 1].map(|i| (five[i] - two[i]) as f64 / 3.0)
+            let counts = [0, 1].map(|i| per_token(&backend, &models[i], place(&models[i])));
+            eprintln!("{spec}: {counts:?}");
+            counts
+        };
+        let per_layer = |[two, five]: [Counts; 2]| {
+            let layers = 3;
+            assert!((five.dispatches - two.dispatches).is_multiple_of(layers), "{spec}");
+            [five.submissions - two.submissions, five.dispatches - two.dispatches]
+                .map(|n| n / layers)
         };
         let all = count(&|model| Placement::all_on(1, model.hyper.n_layer));
-        assert_eq!(all, [0.0, f64::from(whole)], "whole layers, {spec}");
+        assert_eq!(per_layer(all), [0, whole], "whole layers, {spec}");
+        for Counts { submissions, waits, copies, encoded_ahead, .. } in all {
+            // The layers, the head and the copy of the logits; the batch is uploaded without a
+            // submission of its own. The host waits for the logits alone.
+            assert_eq!([submissions, waits, copies], [3, 1, 2], "a token, {spec}");
+            assert_eq!(encoded_ahead, 2, "the layers and the head, {spec}");
+        }
         let dealt = count(&half_placement);
-        assert_eq!(dealt, [2.0, f64::from(split)], "split layers, {spec}");
+        assert_eq!(per_layer(dealt), [2, split], "split layers, {spec}");
     }
 }

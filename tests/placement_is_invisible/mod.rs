@@ -4,7 +4,7 @@
 //! early, graphics devices and streaming have their own files.
 
 mod adapt;
-mod budgets;
+pub(crate) mod budgets;
 mod fired;
 pub(crate) mod graphics;
 mod hand_off;

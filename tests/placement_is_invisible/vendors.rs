@@ -71,6 +71,56 @@ fn several_sequences_on_fakes() {
     }
 }
 
+/// The CPU's part of a layer takes longer than the device may wait: the model is loaded once more
+/// and ends its submissions at hand-offs, and the tokens stay the same.
+#[test]
+fn a_wait_that_is_too_long_ends_and_the_tokens_stay_the_same() {
+    let Some((fake, _)) = fake(Vendor::Cuda, "cuda", 0..0) else { return };
+    within(Duration::from_secs(300), move || {
+        // The card drives a display, so its waits are short; here they have no time at all.
+        fake.set("2:watchdog=1");
+        let found = cuda::devices().unwrap();
+        let notes = |options| cuda::open_with(&found[2], options).unwrap().feature_notes();
+        let forced = simt::Options { graphs: Some(true), ..simt::Options::default() };
+        let waits = "the device itself waits for the CPU's answers";
+        // On a busy machine the probe may measure a false delay, so this tries three times.
+        assert!((0..3).any(|_| notes(forced).iter().any(|note| note.contains(waits))));
+        let flags = Some(true);
+        let options = simt::Options { flags, wait_limit: Some(Duration::ZERO), ..forced };
+        let backend: Arc<dyn Backend> = cuda::open_with(&found[2], options).unwrap();
+        fake.set("2:watchdog=0");
+        let expected = generate(&[], None);
+        let (tokens, n_timeouts) = generate_split(backend);
+        assert_eq!((tokens, n_timeouts), (expected.clone(), 1));
+        // The engine makes no call for which a driver waits while the device waits for the engine.
+        fake.set("2:blocking_calls=1");
+        let wait_limit = Some(Duration::from_secs(5));
+        let options = simt::Options { flags, wait_limit, ..forced };
+        let (tokens, n_timeouts) =
+            generate_split(cuda::open_with(&found[2], options).unwrap() as Arc<dyn Backend>);
+        fake.set("2:blocking_calls=0");
+        assert_eq!((tokens, n_timeouts), (expected, 0));
+    });
+}
+
+/// The tokens with every layer split between the CPU and a device, which exchange neurons, and how
+/// often the device waited too long.
+fn generate_split(backend: Arc<dyn Backend>) -> (Vec<u32>, usize) {
+    let model = built_in();
+    let layers = vec![deal_neurons(&model, &[1, 0]); model.hyper.n_layer];
+    let placement = Placement { embed: 0, head: 0, layers };
+    let devices = vec![cpu_device(2), Device::new(backend, DeviceId(1), Bytes::MAX)];
+    let options = EngineOptions { n_ctx: 64, n_ubatch: 4, ..EngineOptions::default() };
+    let said = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let sink = Arc::clone(&said);
+    let notice = Arc::new(move |text: &str| sink.lock().unwrap().push(text.to_owned()));
+    let mut engine =
+        Engine::load(model, devices, options, Some(placement), notice, &|_, _| {}).unwrap();
+    let tokens = greedy(&mut engine, 1, 40);
+    let said = said.lock().unwrap();
+    (tokens, said.iter().filter(|text| text.contains("waited too long")).count())
+}
+
 #[test]
 fn a_cuda_fake_generates_the_tokens_of_the_cpu() {
     check_tokens_of_the_cpu(Vendor::Cuda, "cuda");

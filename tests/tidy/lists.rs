@@ -49,7 +49,7 @@ pub(crate) const DEVICE_NAMES: &[&str] = &[
 ];
 
 pub(crate) const BACKENDS: &[&str] =
-    &["cpu", "simd", "sim", "simt", "cuda", "hip", "wgpu", "conformance"];
+    &["cpu", "simd", "sim", "simt", "lower", "cuda", "hip", "wgpu", "conformance"];
 
 /// Allowed dependencies of `hal`.
 pub(crate) const HAL_NEEDS: &[&str] = &["bytemuck", "half", "thiserror"];

@@ -142,7 +142,7 @@ fn parse_unit<'a>(words: &[&'a str], frame: (usize, usize), start: usize) -> Opt
 }
 
 /// FNV-1a with 64 bits, as `scripts/kernel_units.py` computes it.
-fn fnv(bytes: &[u8]) -> u64 {
+pub(crate) fn fnv(bytes: &[u8]) -> u64 {
     let step = |sum: u64, byte: &u8| (sum ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, step)
 }

@@ -9,7 +9,7 @@ use cudarc::driver::sys;
 use hal::{Error, Result};
 use simt::native::{Raw, Vendor};
 
-use crate::archive::EMBEDDED;
+use crate::archive::{EMBEDDED, fnv};
 use crate::library::Library;
 
 /// A device's primary context.
@@ -38,6 +38,15 @@ impl Vendor for Cuda {
     fn enter(&self) -> c_int {
         // SAFETY: the context lives as long as `self`.
         unsafe { (self.library.set_current.call)(self.context) }
+    }
+
+    fn version(&self) -> String {
+        let cuda = self.library.version().unwrap_or_default();
+        // The manifest has the hash of every unit.
+        let kernels = fnv(EMBEDDED.manifest.as_bytes());
+        // CUDA's version stays the same over many drivers, whose compilers differ.
+        let driver = std::fs::read_to_string("/sys/module/nvidia/version").unwrap_or_default();
+        format!("CUDA {cuda}, driver {}, kernels {kernels:016x}", driver.trim())
     }
 
     fn text(&self, code: c_int) -> String {

@@ -71,6 +71,7 @@ CALL(cuMemGetInfo_v2, hipMemGetInfo)(size_t* free, size_t* total) {
 }
 CALL(cuMemAlloc_v2, hipMalloc)(uintptr_t* at, size_t len) {
     BEGIN;
+    fake::block(*fake::current);
     return fake::allocate(*fake::current, fake::Kind::Device, len, at);
 }
 CALL(cuMemFree_v2, hipFree)(uintptr_t at) {
@@ -81,6 +82,7 @@ CALL(cuMemFree_v2, hipFree)(uintptr_t at) {
 }
 CALL(cuMemHostAlloc, hipHostMalloc)(void** at, size_t len, unsigned) {
     BEGIN;
+    fake::block(*fake::current);
     return fake::allocate(*fake::current, fake::Kind::Pinned, len, reinterpret_cast<uintptr_t*>(at));
 }
 CALL(cuMemFreeHost, hipHostFree)(void* at) {
@@ -140,12 +142,14 @@ CALL(cuMemsetD8Async, hipMemsetD8Async)(uintptr_t dst, unsigned char byte, size_
 CALL(cuStreamCreate, hipStreamCreateWithFlags)(void** out, unsigned flags) {
     BEGIN;
     if (flags > 1) return fake::INVALID_VALUE;
+    fake::block(*fake::current);
     *out = fake::Stream::start(*fake::current).get();
     return fake::SUCCESS;
 }
 CALL(cuStreamCreateWithPriority, hipStreamCreateWithPriority)(void** out, unsigned flags, int) {
     BEGIN;
     if (flags > 1) return fake::INVALID_VALUE;
+    fake::block(*fake::current);
     *out = fake::Stream::start(*fake::current).get();
     return fake::SUCCESS;
 }
@@ -235,6 +239,7 @@ CALL(cuEventElapsedTime, hipEventElapsedTime)(float* milliseconds, void* from_ha
 CALL(cuModuleLoadDataEx, hipModuleLoadDataEx)
 (void** out, const void* image, unsigned n_options, int* options, void** values) {
     BEGIN;
+    fake::block(*fake::current);
     fake::Module* module = nullptr;
     std::string log;
     const int code = fake::load(*fake::current, static_cast<const char*>(image), &module, &log);
@@ -255,6 +260,7 @@ CALL(cuModuleLoadDataEx, hipModuleLoadDataEx)
 }
 CALL(cuModuleLoadData, hipModuleLoadData)(void** out, const void* image) {
     BEGIN;
+    fake::block(*fake::current);
     fake::Module* module = nullptr;
     std::string log;
     const int code = fake::load(*fake::current, static_cast<const char*>(image), &module, &log);

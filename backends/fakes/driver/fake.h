@@ -66,6 +66,8 @@ struct Settings {
     /// Whether graphs omit the last captured work, and whether launching a graph blocks until the
     /// graph has run.
     uint64_t short_graphs = 0, blocking_graphs = 0;
+    /// Whether allocations, loaded modules and new streams wait for all work, as drivers may do.
+    uint64_t blocking_calls = 0;
     /// Whether matrix instructions give wrong results.
     uint64_t wrong_matrix = 0;
     /// Compute capability.
@@ -82,7 +84,11 @@ struct Library {
     uint64_t wave = 32;
     /// Whether hiprtc rejects every program.
     uint64_t refuse_compiling = 0;
+    /// Whether hiprtc ends its process instead of compiling.
+    uint64_t crash_compiling = 0;
     std::string arch = "gfx1100";
+    /// The kernel file whose kernels read wrong lanes and have wrong matrix instructions; empty for none.
+    std::string wrong_unit;
     /// Folder to which launches are written; empty for none.
     std::string record;
 };
@@ -175,6 +181,8 @@ struct Stream {
 /// Adds work to the stream's capture, or to its queue if it is not capturing.
 int enqueue(Stream& stream, std::function<int(Device&)> run);
 void finish_all(Device& device);
+/// Waits for all work of the device, if the setting `blocking_calls` is set.
+void block(Device& device);
 
 struct Recording {
     std::mutex mutex;

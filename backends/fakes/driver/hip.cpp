@@ -170,6 +170,7 @@ EXPORTED int hiprtcCreateProgram(void** out, const char* source, const char* nam
 }
 EXPORTED int hiprtcCompileProgram(void* handle, int n_options, const char** options) {
     PROGRAM(program, handle);
+    if (fake::world().library.crash_compiling != 0) abort();
     std::string arch;
     for (int i = 0; i < n_options; i++) {
         if (strncmp(options[i], "--offload-arch=", 15) == 0) arch = options[i] + 15;

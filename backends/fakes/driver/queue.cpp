@@ -134,6 +134,15 @@ void finish_all(Device& device) {
     for (auto& stream : streams) stream->finish();
 }
 
+void block(Device& device) {
+    bool blocks;
+    {
+        std::lock_guard<std::mutex> lock(device.mutex);
+        blocks = device.settings.blocking_calls != 0;
+    }
+    if (blocks) finish_all(device);
+}
+
 int record(Event& event, Stream& stream) {
     if (&event.device != &stream.device) return INVALID_HANDLE;
     event.is_captured = stream.is_capturing;
@@ -368,7 +377,10 @@ int launch(Stream& stream, Function& function, shim::Index grid, shim::Index blo
             return code;
         }
         const unsigned wave = unsigned(world().library.wave);
-        const shim::Launch how = {grid, block, shared, wave, order, world().max_shared, wrong_matrix != 0};
+        const std::string& wrong_unit = world().library.wrong_unit;
+        const std::string unit = kernel->unit;
+        const bool wrong = !wrong_unit.empty() && unit.substr(0, unit.find('.')) == wrong_unit;
+        const shim::Launch how = {grid, block, shared, wave, order, world().max_shared, wrong_matrix != 0 || wrong, wrong};
         if (!world().library.record.empty()) write_launch(world().library.record, *kernel, how, pointers.data());
         const shim::Outcome outcome = shim::launch(*kernel, how, pointers.data());
         if (outcome.fault == shim::Fault::None) return int(SUCCESS);

@@ -46,6 +46,7 @@ World::World(const char* vendor, const char* variable, size_t max_shared, uint64
 bool World::set(Device* device, const std::string& key, const std::string& text) {
     if (device == nullptr) {
         if (key == "arch") return library.arch = text, true;
+        if (key == "wrong_unit") return library.wrong_unit = text, true;
         if (key == "record") return library.record = text, true;
     }
     char* end = nullptr;
@@ -57,6 +58,7 @@ bool World::set(Device* device, const std::string& key, const std::string& text)
         if (key == "init") return library.init = value, true;
         if (key == "wave" && (value == 32 || value == 64)) return library.wave = value, true;
         if (key == "refuse_compiling") return library.refuse_compiling = value, true;
+        if (key == "crash_compiling") return library.crash_compiling = value, true;
         bool known = true;
         for (Device& each : devices) known = known && set(&each, key, text);
         return known;
@@ -79,6 +81,7 @@ bool World::set(Device* device, const std::string& key, const std::string& text)
     if (key == "units") return s.units = value, true;
     if (key == "wrong_matrix") return s.wrong_matrix = value, true;
     if (key == "short_graphs") return s.short_graphs = value, true;
+    if (key == "blocking_calls") return s.blocking_calls = value, true;
     if (key == "blocking_graphs") return s.blocking_graphs = value, true;
     if (key == "major") return s.major = value, true;
     if (key == "minor") return s.minor = value, true;

@@ -78,7 +78,7 @@ struct Block : View {
     Array arrays[MAX_ARRAYS];
     unsigned n_arrays;
     size_t used, dynamic_len, max_shared;
-    bool wrong_matrix;
+    bool wrong_matrix, wrong_lanes;
     alignas(64) unsigned char memory[MAX_SHARED + (MAX_ARRAYS + 2) * (GUARD + 64)];
 
     Fault fault;
@@ -470,7 +470,8 @@ uint32_t exchange(uint32_t v, unsigned from, int line) {
     uint32_t* values = w.values[w.set];
     values[b.thread & (b.wave - 1)] = v;
     b.wait_for_wave(line);
-    return values[from];
+    // A wrong lane answers.
+    return values[b.wrong_lanes ? from ^ 1 : from];
 }
 
 uint64_t ballot(bool p, int line) {
@@ -579,6 +580,7 @@ Outcome launch(const Kernel& kernel, const Launch& l, void** params) {
     b.dynamic_len = l.shared;
     b.max_shared = l.max_shared;
     b.wrong_matrix = l.wrong_matrix;
+    b.wrong_lanes = l.wrong_lanes;
     b.seed = l.seed;
     b.random = l.seed * 0x9e3779b97f4a7c15u | 1;
     b.fault = Fault::None;

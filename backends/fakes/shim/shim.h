@@ -96,6 +96,8 @@ struct Launch {
     size_t max_shared = 48 * 1024;
     /// Whether matrix instructions give wrong results.
     bool wrong_matrix = false;
+    /// Whether exchanges between lanes give the value of a wrong lane.
+    bool wrong_lanes = false;
 };
 
 /// Why a launch failed.

@@ -128,8 +128,10 @@ impl Fake {
     ///
     /// Keys for the library: `devices` (number, 0 to 10), `version` (12040 is CUDA 12.4, 60032830
     /// is HIP 6.0), `init` (code that initialisation returns), `wave` (32 or 64, HIP), `arch`
-    /// (HIP), `refuse_compiling` (1: hiprtc rejects every program), `record` (folder to which
-    /// launches are written).
+    /// (HIP), `refuse_compiling` (1: hiprtc rejects every program), `crash_compiling` (1: hiprtc ends its
+    /// process), `wrong_unit` (a kernel file whose
+    /// kernels read wrong lanes and multiply matrices wrongly), `record` (folder to which launches
+    /// are written).
     ///
     /// Keys for devices:
     /// - `memory` (bytes), `hidden` (bytes of `memory` that are reported as free but cannot be
@@ -142,7 +144,8 @@ impl Fake {
     /// - `refuse_after` (one launch fails after this many launches) with `refuse_code`;
     /// - `hang_after` (kernels after this many launches wait until `release=1`);
     /// - `short_graphs` (1: graphs omit the last captured work), `blocking_graphs` (1: a graph
-    ///   launch waits for its end);
+    ///   launch waits for its end), `blocking_calls` (1: allocations, loaded modules and new streams
+    ///   wait for all work);
     /// - `reset=1` (resets all of these).
     ///
     /// # Panics

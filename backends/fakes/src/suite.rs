@@ -2,10 +2,14 @@
 //! tests can run in parallel.
 
 use std::sync::{Arc, Barrier};
+use std::time::Duration;
 
 use hal::format::Format;
-use hal::op::Add;
-use hal::{Backend, Bytes, Device, DeviceId, Error, Program, Queue, Tensor, TensorDesc};
+use hal::op::{Add, Merge, Post};
+use hal::{
+    Backend, BatchFacts, BatchSeq, BatchShape, BatchToken, Bytes, Device, DeviceId, Error,
+    MailboxShape, Program, Queue, Tensor, TensorDesc,
+};
 use simt::Options;
 
 use conformance::Case;
@@ -14,6 +18,8 @@ use crate::Fake;
 
 /// Number of devices of a fake.
 pub const DEVICES: usize = 10;
+/// Index of the device whose calls block while it waits for the host.
+const BLOCKING_DEVICE: usize = 7;
 /// Index of the device that runs the conformance suite together with device 0.
 pub const SECOND_DEVICE: usize = 9;
 /// Index of the device that tests configure to have wrong matrix instructions, incomplete graphs
@@ -73,6 +79,13 @@ macro_rules! vendor_tests {
         fn a_failed_launch_does_not_lose_the_device() {
             if let Some(fake) = $fake() {
                 $crate::suite::a_failed_launch_does_not_lose_the_device(&$open, fake);
+            }
+        }
+
+        #[test]
+        fn calls_that_wait_for_the_device_are_not_made_while_it_waits() {
+            if let Some(fake) = $fake() {
+                $crate::suite::calls_block_while_the_device_waits(&$open, fake);
             }
         }
 
@@ -149,6 +162,54 @@ pub fn conforms_without_graphs(open: Open<'_>, fake: &Fake) {
         assert!(report.passed().count() > 0, "{part}");
     }
     assert_eq!(fake.count(1, "graphs"), started);
+}
+
+/// Allocations, loaded modules and new streams may wait for the device, which itself waits for the
+/// host's answer in a hand-off: a host that makes such a call first never answers. The fake blocks
+/// them, and hand-offs end all the same.
+///
+/// # Panics
+/// On failure.
+pub fn calls_block_while_the_device_waits(open: Open<'_>, fake: &Fake) {
+    fake.set(&format!("{BLOCKING_DEVICE}:blocking_calls=1"));
+    let wait_limit = Some(Duration::from_secs(5));
+    let options =
+        Options { graphs: Some(true), flags: Some(true), wait_limit, ..Options::default() };
+    let device = device(open, BLOCKING_DEVICE, options);
+    // The fake does block: an allocation ends after the answer.
+    let mut queue = device.queue("waiting").expect("a queue can be opened");
+    let (x, y) = (row(&device, &mut queue, &[1.0; 8]), row(&device, &mut queue, &[2.0; 8]));
+    let shape = BatchShape { max_tokens: 1, max_seqs: 1, max_blocks: 1 };
+    let batch = device.batch(shape).expect("a batch fits");
+    let tokens = vec![BatchToken { id: 0, seq: 0, pos: 0, output: true }];
+    let seqs = vec![BatchSeq { blocks: vec![0], len: 1 }];
+    let words = BatchFacts { tokens, seqs }.encode(&shape, 1, 1).expect("the step fits");
+    queue.write(&batch.words, bytemuck::cast_slice(&words)).expect("the write succeeds");
+    let shape = MailboxShape { max_tokens: 1, n_in: 8, n_weights: 0, n_out: 8, max_rows: 0 };
+    let blocks = device.mailbox(shape).expect("a mailbox fits");
+    let mut recorder = device.record("waiting");
+    let mailbox = recorder.mailbox(&blocks).expect("the mailbox is the device's");
+    let post = Post { x, batch: batch.clone(), rows: None, weights: None, mailbox };
+    recorder.push(post).expect("the op is valid");
+    recorder.push(Merge { batch, y: y.clone(), mailbox, accumulate: true }).expect("a valid op");
+    let program = recorder.finish().expect("the program compiles");
+    let mut run = queue.replay(&program).expect("the run starts");
+    assert!(run.next_post().expect("a post").is_some());
+    std::thread::scope(|scope| {
+        let late = scope.spawn(|| device.alloc_f32("late", 1, 8).map(drop));
+        std::thread::sleep(Duration::from_millis(100));
+        assert!(!late.is_finished(), "the allocation waits for the device");
+        run.answer(&[3.0; 8]).expect("the answer is taken");
+        late.join().expect("no panic").expect("the memory fits");
+    });
+    run.wait().expect("the run ends");
+    assert_eq!(read(&mut queue, &y, 8), [5.0; 8]);
+    for part in ["HandOff", "Sequences", "Program"] {
+        let report = conformance::run_matching(&device, part);
+        assert_eq!(report.n_failed(), 0, "\n{report}");
+        assert!(report.passed().count() > 0, "{part}");
+    }
+    fake.set(&format!("{BLOCKING_DEVICE}:reset=1"));
 }
 
 /// The backend detects wrong matrix instructions and computes correct products without them.

@@ -143,6 +143,19 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
         Vec::new()
     }
 
+    /// Identifies what the device computes with: the driver's version and a hash of the kernels. A
+    /// self-test's result holds as long as this does not change.
+    fn version(&self) -> String {
+        String::new()
+    }
+
+    /// Makes programs that are compiled from now on use another kernel in place of the kernel file
+    /// `unit` ([`RawProgram::units`]), or a plainer variant of it. Returns whether there is one that
+    /// was not in use.
+    fn avoid(&self, _unit: &str) -> bool {
+        false
+    }
+
     /// Current memory.
     ///
     /// # Errors
@@ -281,7 +294,12 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
 pub trait RawMailbox: Any + fmt::Debug + Send + Sync {}
 
 /// A compiled program as its backend sees it.
-pub trait RawProgram: Any + fmt::Debug + Send + Sync {}
+pub trait RawProgram: Any + fmt::Debug + Send + Sync {
+    /// The kernel files that the program runs; empty if the backend does not compile kernels.
+    fn units(&self) -> Vec<String> {
+        Vec::new()
+    }
+}
 
 /// An in-order queue.
 pub trait BackendQueue: fmt::Debug + Send {

@@ -1,6 +1,7 @@
 //! A device as the engine uses it. It books every allocation in the ledger and checks every op
 //! once.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -25,6 +26,8 @@ pub struct Device {
     ledger: Arc<Ledger>,
     /// The scratch memory that all programs of this device share. It never shrinks.
     workspace: Arc<Mutex<Option<Tensor>>>,
+    /// Why ops are not run although the backend accepts them, by [`crate::Op::kind`].
+    refused: Arc<Mutex<BTreeMap<String, String>>>,
     /// The reservation for the memory that the backend allocated at its start.
     _held: Arc<Option<Reservation>>,
 }
@@ -60,7 +63,8 @@ impl Device {
         let ledger = Ledger::new(&backend.info().name, budget);
         // A budget smaller than the overhead is reserved entirely.
         let held = ledger.reserve("backend overhead", backend.overhead_bytes().min(budget)).ok();
-        Device { backend, id, ledger, workspace: Arc::default(), _held: Arc::new(held) }
+        let (workspace, refused) = Default::default();
+        Device { backend, id, ledger, workspace, refused, _held: Arc::new(held) }
     }
 
     /// Facts about the device.
@@ -92,10 +96,35 @@ impl Device {
     /// Whether this device can run an op of these shapes and formats.
     #[must_use]
     pub fn plan(&self, op: &OpDesc) -> Plan {
-        match op.check() {
-            Ok(()) => self.backend.plan(op),
-            Err(error) => Plan::No(error.to_string()),
+        match (op.check(), self.refusal(op)) {
+            (Ok(()), None) => self.backend.plan(op),
+            (Ok(()), Some(reason)) => Plan::No(reason),
+            (Err(error), _) => Plan::No(error.to_string()),
         }
+    }
+
+    /// From now on, this device and its clones run no op of this [`crate::Op::kind`].
+    pub fn refuse(&self, kind: &str, reason: &str) {
+        let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
+        refused.insert(kind.to_owned(), reason.to_owned());
+    }
+
+    fn refusal(&self, op: &OpDesc) -> Option<String> {
+        let refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
+        // The name of an op's kind is not made for devices that refuse none.
+        if refused.is_empty() { None } else { refused.get(&op.kind()).cloned() }
+    }
+
+    /// Identifies the driver and the kernels; see [`Backend::version`].
+    #[must_use]
+    pub fn version(&self) -> String {
+        self.backend.version()
+    }
+
+    /// Makes later programs use another kernel in place of `unit`; see [`Backend::avoid`].
+    #[must_use]
+    pub fn avoid(&self, unit: &str) -> bool {
+        self.backend.avoid(unit)
     }
 
     /// Bytes of a tensor of this shape on this device.

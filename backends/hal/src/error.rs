@@ -29,6 +29,13 @@ pub enum Error {
         /// Why the device was lost.
         reason: String,
     },
+    /// The device itself waited for the host's answer for longer than it may; later programs do not
+    /// wait on the device. The step can be repeated with programs that are recorded again.
+    #[error("{device} waited too long for the CPU's answer")]
+    TimedOut {
+        /// Device name.
+        device: String,
+    },
     /// An operand does not have the shape, format or layout that the op needs.
     #[error("{op}: operand `{operand}` is {got}, expected {expected}")]
     Shape {

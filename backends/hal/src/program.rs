@@ -34,6 +34,12 @@ impl Program {
     pub fn slow_reasons(&self) -> &[String] {
         &self.slow
     }
+
+    /// The kernel files that this program runs; empty if the backend does not compile kernels.
+    #[must_use]
+    pub fn units(&self) -> Vec<String> {
+        self.raw.units()
+    }
 }
 
 impl Recorder {

@@ -68,9 +68,9 @@ impl CachedCode {
 }
 
 /// Initial value of a 64-bit FNV-1a hash.
-const FNV_START: u64 = 0xcbf2_9ce4_8422_2325;
+pub(crate) const FNV_START: u64 = 0xcbf2_9ce4_8422_2325;
 
-fn fnv(sum: u64, bytes: &[u8]) -> u64 {
+pub(crate) fn fnv(sum: u64, bytes: &[u8]) -> u64 {
     bytes.iter().fold(sum, |sum, byte| (sum ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3))
 }
 

@@ -12,6 +12,7 @@ use simt::{
 
 use crate::abi::Attribute;
 use crate::embedded::{EMBEDDED, EmbeddedUnit, has_arch, strip_target_features};
+use crate::helper::Compilation;
 use crate::library::Library;
 use crate::vendor::Hip;
 
@@ -54,7 +55,8 @@ pub fn open(
     found: &FoundDevice,
     folder: Option<&Path>,
 ) -> hal::Result<Arc<SimtBackend<Native<Hip>>>> {
-    open_with(found, folder, Options::default())
+    let folder = folder.map(Path::to_owned);
+    open_with(found, &Compilation { folder, ..Compilation::default() }, Options::default())
 }
 
 /// Opens a device with fixed submission options, so that tests can cover all of them.
@@ -64,16 +66,16 @@ pub fn open(
 /// [`hal::Error::Driver`].
 pub fn open_with(
     found: &FoundDevice,
-    folder: Option<&Path>,
+    compilation: &Compilation,
     options: Options,
 ) -> hal::Result<Arc<SimtBackend<Native<Hip>>>> {
-    open_from(found, folder, options, EMBEDDED)
+    open_from(found, compilation, options, EMBEDDED)
 }
 
 /// [`open_with`], with `embedded` as the embedded kernels.
 pub(crate) fn open_from(
     found: &FoundDevice,
-    folder: Option<&Path>,
+    compilation: &Compilation,
     options: Options,
     embedded: &'static [EmbeddedUnit],
 ) -> hal::Result<Arc<SimtBackend<Native<Hip>>>> {
@@ -83,12 +85,12 @@ pub(crate) fn open_from(
     }
     let library = open_library()?;
     let (arch, can_compile) = (library.arch(found.ordinal)?, library.compiler().is_ok());
-    match try_open(library, found, folder, options, embedded) {
+    match try_open(library, found, compilation, options, embedded) {
         // Old versions of ROCm may fail to load code from a newer compiler.
         Err(hal::Error::Driver { .. }) if can_compile && has_arch(embedded, &arch) => {
             let description = format!("{}; {NOT_LOADED}", found.description);
             let found = FoundDevice { description, ..found.clone() };
-            try_open(open_library()?, &found, folder, options, &[])
+            try_open(open_library()?, &found, compilation, options, &[])
         }
         opened => opened,
     }
@@ -97,7 +99,7 @@ pub(crate) fn open_from(
 fn try_open(
     library: Library,
     found: &FoundDevice,
-    folder: Option<&Path>,
+    compilation: &Compilation,
     options: Options,
     embedded: &'static [EmbeddedUnit],
 ) -> hal::Result<Arc<SimtBackend<Native<Hip>>>> {
@@ -105,12 +107,12 @@ fn try_open(
     let device = found.ordinal;
     let arch = library.arch(device)?;
     let facts = facts(&library, found, &arch)?;
-    let (calls, folder) = (library.calls.clone(), folder.map(Path::to_owned));
+    let (calls, compilation) = (library.calls.clone(), compilation.clone());
     // This query needs ROCm 5.4 or newer.
     let clock = library.attribute(Attribute::WallClockRate, device).ok();
     let clock = clock.filter(|khz| *khz > 0);
     let version = library.runtime_version()?;
-    let vendor = Hip { library, device, arch, compiler, embedded, version, clock, folder };
+    let vendor = Hip { library, device, arch, compiler, embedded, version, clock, compilation };
     SimtBackend::open_with(Native::new(vendor, calls, facts), options)
 }
 

@@ -14,6 +14,7 @@ mod code_cache;
 mod compiler;
 mod devices;
 mod embedded;
+mod helper;
 mod library;
 mod sources;
 #[cfg(test)]
@@ -23,4 +24,5 @@ mod tests;
 mod vendor;
 
 pub use devices::{devices, open, open_with};
+pub use helper::{Compilation, CompilationWatch, serve_compilation};
 pub use vendor::Hip;

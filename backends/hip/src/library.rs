@@ -65,6 +65,30 @@ fn open(name: &str, versions: &[&'static str]) -> Option<(&'static File, &'stati
     })
 }
 
+/// The compiler of the ROCm whose libraries have this suffix, without HIP.
+///
+/// # Errors
+/// As [`Library::compiler`].
+pub(crate) fn compiler_of(suffix: &str) -> Result<Compiler, LibraryError> {
+    let suffix = VERSIONS.into_iter().find(|version| *version == suffix).unwrap_or_default();
+    let hip = open("libamdhip64", &[suffix]);
+    compiler_in(hip.map(|(file, _)| file), suffix)
+}
+
+fn compiler_in(hip: Option<&'static File>, suffix: &'static str) -> Result<Compiler, LibraryError> {
+    let matching = open("libhiprtc", &[suffix]);
+    let matching = matching.map(|(file, _)| Compiler::find(file));
+    if let Some(Ok(compiler)) = matching {
+        return Ok(compiler);
+    }
+    if let Some(Ok(compiler)) = hip.map(Compiler::find) {
+        return Ok(compiler);
+    }
+    let (file, _) =
+        open("libhiprtc", &VERSIONS).ok_or(LibraryError::Library { name: "libhiprtc.so" })?;
+    Compiler::find(file)
+}
+
 impl Library {
     /// Loads and initialises HIP.
     ///
@@ -105,17 +129,12 @@ impl Library {
     /// # Errors
     /// [`LibraryError::Library`], [`LibraryError::Function`].
     pub(crate) fn compiler(&self) -> Result<Compiler, LibraryError> {
-        let matching = open("libhiprtc", &[self.suffix]);
-        let matching = matching.map(|(file, _)| Compiler::find(file));
-        if let Some(Ok(compiler)) = matching {
-            return Ok(compiler);
-        }
-        if let Ok(compiler) = Compiler::find(self.file) {
-            return Ok(compiler);
-        }
-        let (file, _) =
-            open("libhiprtc", &VERSIONS).ok_or(LibraryError::Library { name: "libhiprtc.so" })?;
-        Compiler::find(file)
+        compiler_in(Some(self.file), self.suffix)
+    }
+
+    /// Version suffix of the library's name.
+    pub(crate) fn suffix(&self) -> &'static str {
+        self.suffix
     }
 
     /// The version of HIP, 50221153 for 5.2.

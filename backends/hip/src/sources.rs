@@ -4,6 +4,8 @@
 use hal::{Error, Result};
 use simt::units::source;
 
+use crate::code_cache::{FNV_START, fnv};
+
 /// Include names and contents of the kernel files.
 const FILES: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/sources.rs"));
 /// The kernel files with variants.
@@ -15,6 +17,13 @@ pub(crate) struct Source {
     pub(crate) text: String,
     /// Compiler options for the variant: `-DFORMAT=q4_0`.
     pub(crate) options: Vec<String>,
+}
+
+/// A hash of all kernel files.
+pub(crate) fn hash() -> u64 {
+    FILES
+        .iter()
+        .fold(FNV_START, |sum, (name, text)| fnv(fnv(sum, name.as_bytes()), text.as_bytes()))
 }
 
 /// The source of a unit, with its includes expanded.

@@ -13,6 +13,7 @@ use simt::Options;
 
 use crate::devices::{NOT_LOADED, devices, open_from};
 use crate::embedded::EmbeddedUnit;
+use crate::helper::Compilation;
 
 /// Lets one test run at a time, since the settings of the fake are global.
 static FAKE_LOCK: Mutex<()> = Mutex::new(());
@@ -36,7 +37,7 @@ const UNITS: [&str; 3] = ["add", "matrix_check", "probe"];
 /// Opens the device and computes 1 + 2 on it.
 fn add_on_fake(embedded: &'static [EmbeddedUnit]) -> hal::Result<f32> {
     let found = devices().unwrap();
-    let backend = open_from(&found[0], None, Options::default(), embedded)?;
+    let backend = open_from(&found[0], &Compilation::default(), Options::default(), embedded)?;
     let device = Device::new(backend, DeviceId(1), Bytes(1 << 20));
     let mut queue = device.queue("add_on_fake")?;
     let row = || device.alloc("row", TensorDesc::new(1, 1, Format::F32));
@@ -73,10 +74,12 @@ fn the_fake_loads_embedded_kernels_instead_of_compiling() {
     let wrong = EmbeddedUnit { packed: deflate("no code\0"), ..embedded("gfx90a", &UNITS)[2] };
     assert_eq!(add_on_fake(vec![wrong].leak()), Ok(3.0));
     let opened = |embedded| {
-        let backend = open_from(&devices().unwrap()[0], None, Options::default(), embedded);
+        let first = &devices().unwrap()[0];
+        let backend = open_from(first, &Compilation::default(), Options::default(), embedded);
         backend.unwrap().info().description.clone()
     };
-    assert!(opened(vec![wrong].leak()).ends_with(NOT_LOADED), "the description has the remark");
+    // A remark about a noisy measurement may follow.
+    assert!(opened(vec![wrong].leak()).contains(NOT_LOADED), "the description has the remark");
     assert!(!opened(embedded("gfx90a", &UNITS)).contains(NOT_LOADED));
     fake.set("arch=gfx1100");
 }

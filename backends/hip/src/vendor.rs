@@ -4,7 +4,6 @@
 
 use std::borrow::Cow;
 use std::ffi::{c_int, c_uint};
-use std::path::PathBuf;
 
 use hal::Result;
 use simt::LibraryError;
@@ -14,6 +13,7 @@ use crate::abi;
 use crate::code_cache::CachedCode;
 use crate::compiler::Compiler;
 use crate::embedded::{self, EmbeddedUnit};
+use crate::helper::{self, Compilation};
 use crate::library::Library;
 use crate::sources::{self, Source};
 
@@ -38,8 +38,7 @@ pub struct Hip {
     pub(crate) version: c_int,
     /// Rate in kHz of the clock that kernels read, if the driver reports it.
     pub(crate) clock: Option<c_int>,
-    /// Folder of the kernel cache.
-    pub(crate) folder: Option<PathBuf>,
+    pub(crate) compilation: Compilation,
 }
 
 impl Vendor for Hip {
@@ -50,6 +49,12 @@ impl Vendor for Hip {
     fn enter(&self) -> c_int {
         // SAFETY: the argument is the index of an existing device.
         unsafe { (self.library.set_device.call)(self.device) }
+    }
+
+    fn version(&self) -> String {
+        let compiler = self.compiler.as_ref().map(Compiler::version).unwrap_or_default();
+        let kernels = sources::hash();
+        format!("HIP {}, hiprtc {compiler}, kernels {kernels:016x}", self.version)
     }
 
     fn text(&self, code: c_int) -> String {
@@ -83,7 +88,7 @@ impl Hip {
             options.push(format!("-DWALL_CLOCK_KHZ={khz}"));
         }
         options.extend_from_slice(&source.options);
-        let cached = self.folder.as_ref().map(|folder| {
+        let cached = self.compilation.folder.as_ref().map(|folder| {
             let version = format!("{} {}", self.version, compiler.version());
             let options = options.join(" ");
             CachedCode::new(folder, &source.unit, &[&source.text, &options, &self.arch, &version])
@@ -91,7 +96,14 @@ impl Hip {
         if let Some(code) = cached.as_ref().and_then(CachedCode::read) {
             return Ok(code);
         }
-        let code = compiler.compile(source, &options)?;
+        let Compilation { helper, watch, .. } = &self.compilation;
+        watch.iter().for_each(|watch| watch(true));
+        let code = match helper {
+            Some(helper) => helper::compile(helper, self.library.suffix(), source, &options),
+            None => compiler.compile(source, &options),
+        };
+        watch.iter().for_each(|watch| watch(false));
+        let code = code?;
         if let Some(cached) = cached {
             // An error is ignored: without the cache, only the next start takes a few seconds
             // longer.

@@ -50,7 +50,11 @@ fn conforms(cases: &[conformance::Case]) {
     let found = thermocline_hip::devices().expect("the fake has a device");
     assert!(found[0].description.contains("gfx90a"), "{}", found[0].description);
     let open = |number: usize, options| {
-        let opened = thermocline_hip::open_with(&found[number], None, options);
+        let opened = thermocline_hip::open_with(
+            &found[number],
+            &thermocline_hip::Compilation::default(),
+            options,
+        );
         opened.map(|backend| backend as Arc<dyn Backend>)
     };
     suite::conforms(&open, 1, &fake, cases);

@@ -103,6 +103,14 @@ impl<D: Driver> Backend for SimtBackend<D> {
         vec![launches, waits]
     }
 
+    fn version(&self) -> String {
+        self.card.driver.version()
+    }
+
+    fn avoid(&self, unit: &str) -> bool {
+        self.card.avoided.add(unit)
+    }
+
     fn memory(&self) -> Result<MemoryReport> {
         self.card.driver.memory()
     }

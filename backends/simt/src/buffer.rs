@@ -84,11 +84,6 @@ impl Span {
         debug_assert!(offset + size <= self.size, "{size} bytes at {offset} exceed {}", self.size);
         Span { at: self.at + offset, size }
     }
-
-    /// Whether the two spans share a byte.
-    pub(crate) fn overlaps(self, other: Span) -> bool {
-        self.at < other.at + other.size && other.at < self.at + self.size
-    }
 }
 
 pub(crate) fn allocation_size(bytes: u64) -> Bytes {

@@ -2,7 +2,7 @@
 //! weights.
 
 use std::collections::{BTreeSet, HashMap};
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hal::{RawStaging, Result};
@@ -13,7 +13,7 @@ use crate::pinned::Pinned;
 use crate::probe::{Options, SubmissionMode};
 use crate::self_check::VerifiedDevice;
 use crate::stream::Stream;
-use crate::units::Unit;
+use crate::units::{AvoidedUnits, Unit};
 
 /// Bytes per staging block: the device copies one block while the host fills the other.
 const UPLOAD_BYTES: usize = 8 << 20;
@@ -30,6 +30,11 @@ pub(crate) struct Card<D: Driver> {
     pub(crate) checked: VerifiedDevice,
     /// Code tables of the formats (`layout::tables`).
     pub(crate) tables: Memory<D>,
+    /// Set once the device has waited too long for an answer: programs compiled later end their
+    /// submissions at hand-offs.
+    pub(crate) timed_out: AtomicBool,
+    /// Kernel files that are not used.
+    pub(crate) avoided: AvoidedUnits,
     kernels: Arc<Kernels<D>>,
     uploader: Mutex<Uploader<D>>,
     /// Number of the last step that was started, on any queue.
@@ -128,7 +133,18 @@ impl<D: Driver> Card<D> {
         let checked = VerifiedDevice::new(&driver, &kernels, options.matrix_units != Some(false))?;
         let uploader = Uploader { stream, blocks: [None, None], next: 0, busy: false };
         let (uploader, steps) = (Mutex::new(uploader), AtomicU32::new(0));
-        let card = Card { driver, submission, checked, tables, kernels, uploader, steps };
+        let (timed_out, avoided) = Default::default();
+        let card = Card {
+            driver,
+            submission,
+            checked,
+            tables,
+            timed_out,
+            avoided,
+            kernels,
+            uploader,
+            steps,
+        };
         card.upload(card.tables.span(), 0, bytemuck::cast_slice(&words))?;
         card.wait_for_uploads()?;
         Ok(card)

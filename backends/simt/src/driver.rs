@@ -67,6 +67,9 @@ pub trait Driver: fmt::Debug + Send + Sync + Sized + 'static {
     /// Facts about the device that do not change.
     fn facts(&self) -> &Facts;
 
+    /// Identifies the driver's version and the kernels.
+    fn version(&self) -> String;
+
     /// Current total and free memory.
     ///
     /// # Errors

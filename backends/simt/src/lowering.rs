@@ -1,6 +1,7 @@
 //! Lowers ops to launches (kernel and arguments), once, when a program is compiled.
 
 use hal::{Result, Tensor};
+use lower::EarlierResults;
 
 use crate::buffer::{Span, plain};
 use crate::driver::{Arg, Geometry};
@@ -28,17 +29,7 @@ pub(crate) struct Lowering<'a> {
     workspace: Option<&'a Tensor>,
     constants: &'a mut dyn ConstantStore,
     launches: Vec<Launch>,
-    earlier: EarlierResults,
-}
-
-/// Results that earlier launches left in the workspace. They last until another op uses the
-/// workspace or overwrites the quantised values, or a merge follows.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct EarlierResults {
-    /// Values that are also stored in Q8 blocks, and the location of the blocks.
-    pub(crate) quantized: Option<(Span, Span)>,
-    /// Words that are already initialised as the next op expects.
-    pub(crate) initialised: Option<Span>,
+    earlier: EarlierResults<Span>,
 }
 
 /// Memory for constant words that a program reads.
@@ -88,13 +79,8 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    pub(crate) fn earlier(&mut self) -> &mut EarlierResults {
+    pub(crate) fn earlier(&mut self) -> &mut EarlierResults<Span> {
         &mut self.earlier
-    }
-
-    /// Location of the values of `x` in Q8 blocks, if an earlier launch quantised them.
-    pub(crate) fn quantized(&self, x: Span) -> Option<Span> {
-        self.earlier.quantized.filter(|(source, _)| *source == x).map(|(_, q)| q)
     }
 
     /// Copies constant words that the op reads to the device.

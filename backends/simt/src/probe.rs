@@ -32,6 +32,10 @@ const ECHO_LIMIT: Duration = Duration::from_millis(500);
 const GRAPH_TOLERANCE: f64 = 1.25;
 /// How long the device waits for an answer before it assumes that the host is dead.
 const WAIT_LIMIT: Duration = Duration::from_secs(60);
+/// The same if the system ends kernels that run for seconds: on a card that drives a display, on
+/// Windows, and in WSL2. Longer waits end in [`hal::Error::TimedOut`], after which the device does
+/// not wait any more.
+const SHORT_WAIT_LIMIT: Duration = Duration::from_millis(300);
 
 /// Remarks about devices that need a slower submission mode.
 const GRAPHS_DIFFER: &str = "its graphs do not run as captured, so kernels are launched separately";
@@ -67,8 +71,7 @@ pub struct SubmissionMode {
     pub launch: Duration,
     /// Time per launch in a graph; `None` if graphs are not supported or fail.
     pub in_graph: Option<Duration>,
-    /// Time from the host's write of a flag to the device's reply; `None` if no reply came in time,
-    /// or if a watchdog would kill a kernel that waits.
+    /// Time from the host's write of a flag to the device's reply; `None` if no reply came in time.
     pub echo: Option<Duration>,
     /// Why this device needs a slower mode than others; part of its description.
     pub remark: Option<&'static str>,
@@ -110,12 +113,8 @@ impl SubmissionMode {
         };
         let limit = Arg::U32(ECHO_LIMIT.as_millis() as u32);
         let echo_launch = load("probe_echo", vec![Arg::Ptr(block.device()), limit])?;
-        // A watchdog would kill a kernel that waits.
-        let echo = if driver.facts().watchdog {
-            None
-        } else {
-            fastest_echo(&stream, &block, &echo_launch)?
-        };
+        let echo = fastest_echo(&stream, &block, &echo_launch)?;
+        let wait_limit = if driver.facts().watchdog { SHORT_WAIT_LIMIT } else { WAIT_LIMIT };
         let are_fast = in_graph.is_none_or(|graph| graph <= launch.mul_f64(GRAPH_TOLERANCE));
         let graphs = in_graph.is_some() && are_fast && as_captured;
         let mut remark = match options.graphs {
@@ -140,7 +139,7 @@ impl SubmissionMode {
         Ok(SubmissionMode {
             graphs,
             flags,
-            wait_limit: options.wait_limit.unwrap_or(WAIT_LIMIT),
+            wait_limit: options.wait_limit.unwrap_or(wait_limit),
             launch: launch / LAUNCHES as u32,
             in_graph: in_graph.map(|time| time / LAUNCHES as u32),
             echo,

@@ -1,6 +1,8 @@
 //! Programs: the launches of a step, in one submission or split at hand-offs.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use hal::op::{Merge, Post};
 use hal::{Op, Operand, RawMailbox, RawProgram, Result, Tensor};
@@ -10,7 +12,6 @@ use crate::card::{Card, Kernels};
 use crate::driver::{Arg, Driver, Geometry};
 use crate::lowering::{ConstantStore, Launch, Lowering, ptr, word};
 use crate::mailbox::{LIST_LENGTH, SimtMailbox, mailbox};
-use crate::ops;
 use crate::stream::Stream;
 use crate::units::Unit;
 
@@ -41,7 +42,11 @@ pub(crate) struct LoadedLaunch<D: Driver> {
 #[derive(Debug)]
 pub(crate) struct SimtProgram<D: Driver>(pub(crate) Arc<ProgramCore<D>>);
 
-impl<D: Driver> RawProgram for SimtProgram<D> {}
+impl<D: Driver> RawProgram for SimtProgram<D> {
+    fn units(&self) -> Vec<String> {
+        self.0.units.clone()
+    }
+}
 
 /// The segments of a program, and everything that they access.
 #[derive(Debug)]
@@ -56,6 +61,8 @@ pub(crate) struct ProgramCore<D: Driver> {
     /// Device words: the step's number, the number of the last step with a timed-out wait, then a
     /// counter for each post.
     pub(crate) step: Span,
+    /// Names of the kernel files, each once.
+    units: Vec<String>,
     _memory: Vec<Memory<D>>,
     _kernels: Arc<Kernels<D>>,
     _ops: Vec<Op>,
@@ -147,7 +154,8 @@ impl<D: Driver> SimtProgram<D> {
         let step = constants.store(&vec![0; STEP_WORDS + n_posts])?;
         // Without graphs the host could not submit a step behind a wait: a device queues only a few
         // hundred launches.
-        let flags = card.submission.flags && card.submission.graphs && ops.iter().all(is_small);
+        let may_wait = card.submission.flags && !card.timed_out.load(Ordering::Relaxed);
+        let flags = may_wait && card.submission.graphs && ops.iter().all(is_small);
         let wait_limit = flags.then_some(card.submission.wait_limit.as_millis() as usize);
         let facts = &card.checked.facts;
         let mut lowering = Lowering::new(facts, card.tables.span(), workspace, &mut constants);
@@ -161,12 +169,18 @@ impl<D: Driver> SimtProgram<D> {
             if let Op::Merge(op) = op {
                 merge(op, mailboxes, step, wait_limit, &mut builder, &mut lowering)?;
             }
-            let n = ops::lower_first(&ops[number..], &mut lowering)?;
+            let n = lower::lower_first(&ops[number..], &mut lowering)?;
             let segment = builder.segments.len() - 1;
-            launches.extend(lowering.take().into_iter().map(|launch| (segment, number, launch)));
+            launches.extend(lowering.take().into_iter().map(|launch| {
+                let unit = card.avoided.used(launch.unit);
+                (segment, number, Launch { unit, ..launch })
+            }));
             number += n;
         }
-        card.load(&launches.iter().map(|(_, _, launch)| launch.unit.clone()).collect())?;
+        let units: BTreeSet<Unit> =
+            launches.iter().map(|(_, _, launch)| launch.unit.clone()).collect();
+        card.load(&units)?;
+        let units = units.iter().map(|unit| unit.name().to_owned()).collect();
         for (segment, number, launch) in launches {
             builder.segments[segment].launches.push(load(card, number, launch)?);
         }
@@ -186,6 +200,7 @@ impl<D: Driver> SimtProgram<D> {
             merges,
             flags,
             step,
+            units,
             _memory: constants.memory,
             _kernels: card.kernels(),
             _ops: ops.to_vec(),

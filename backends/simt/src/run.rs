@@ -1,12 +1,13 @@
 //! A running program: segments are submitted as answers arrive; posts are detected by their flags
 //! and handed to the host.
 
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use hal::{Error, HostRowSet, PostedData, RawRun, Result, Times};
 
-use crate::card::lock;
+use crate::card::{Card, lock};
 use crate::driver::Driver;
 use crate::error::failure;
 use crate::program::{ProgramCore, ProgramPost};
@@ -162,10 +163,11 @@ impl<D: Driver> Progress<D> {
         post.is_some_and(|post| state.next > post.segment && !post.mailbox.is_posted(state.step))
     }
 
-    fn check_expired(&self) -> Result<()> {
+    fn check_expired(&self, card: &Card<D>) -> Result<()> {
         let step = self.lock().step;
         if self.program.merges.iter().any(|(_, mailbox)| mailbox.has_expired(step)) {
-            Err(failure("merge", "timeout: the device waited too long for the CPU's answer"))
+            card.timed_out.store(true, Ordering::Relaxed);
+            Err(Error::TimedOut { device: card.checked.facts.name.clone() })
         } else {
             Ok(())
         }
@@ -245,7 +247,7 @@ impl<D: Driver> SimtRun<D> {
             // No segment or post is left, so the driver can wait.
             if let Some(last) = last_event.as_ref().filter(|_| self.progress.is_over()) {
                 driver.wait(last)?;
-                self.progress.check_expired()?;
+                self.progress.check_expired(&core.card)?;
                 return Ok(None);
             }
             query_driver = backoff.wait();
@@ -258,7 +260,7 @@ impl<D: Driver> SimtRun<D> {
             }
             // The device writes a post before the event of its segment, so the post is missing.
             if self.progress.is_late() {
-                self.progress.check_expired()?;
+                self.progress.check_expired(&core.card)?;
                 return Err(failure("post", "the device ended a segment without writing its post"));
             }
         }

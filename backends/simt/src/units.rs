@@ -1,5 +1,8 @@
 //! Units: a unit is one kernel file, compiled for one variant, such as a weight format.
 
+use std::collections::BTreeSet;
+use std::sync::{Mutex, PoisonError};
+
 use hal::TensorDesc;
 use hal::format::{Code, Format};
 use layout::is_transposed_quantised;
@@ -81,6 +84,38 @@ pub fn source<'a>(list: &'a str, unit: &'a str) -> Option<(&'a str, Vec<(&'stati
         _ => return None,
     };
     Some((file, names))
+}
+
+/// Files with matrix instructions, and the files with the same kernels without them.
+const PLAIN_FILES: [(&str, &str); 2] =
+    [("matmul_many", "matmul_plain"), ("down_many", "down_plain")];
+
+/// Units that a device does not use because they computed wrongly.
+#[derive(Debug, Default)]
+pub(crate) struct AvoidedUnits(Mutex<BTreeSet<String>>);
+
+impl AvoidedUnits {
+    /// Avoids a unit from now on. Returns whether another unit has its kernels, and it was in use.
+    pub(crate) fn add(&self, unit: &str) -> bool {
+        plain_unit(unit).is_some()
+            && self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(unit.to_owned())
+    }
+
+    /// The unit, or the one in its place.
+    pub(crate) fn used(&self, unit: Unit) -> Unit {
+        let avoided = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match plain_unit(unit.name()) {
+            Some(plain) if avoided.contains(unit.name()) => plain,
+            Some(_) | None => unit,
+        }
+    }
+}
+
+/// The unit with the same kernels without matrix instructions.
+fn plain_unit(unit: &str) -> Option<Unit> {
+    let (file, variant) = unit.split_once('.')?;
+    let (_, plain) = PLAIN_FILES.iter().find(|(matrix, _)| *matrix == file)?;
+    Some(Unit(format!("{plain}.{variant}")))
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use hal::{Bytes, DeviceInfo, DeviceKind, Error, Result};
 
+use crate::avoided::PlantedFault;
 use crate::backend::WgpuBackend;
 use crate::error::{Health, driver, one_line};
 use crate::facts::{Facts, IMMEDIATES, Tuning};
@@ -48,6 +49,8 @@ pub struct Options {
     pub max_work: Option<u64>,
     /// Tuning constants; `None` for those of the device's class.
     pub tuning: Option<Tuning>,
+    /// A fault in the shaders, for tests.
+    pub planted_fault: PlantedFault,
 }
 
 /// All Vulkan, Metal and DX12 devices. A GPU with several drivers is listed once; discrete GPUs
@@ -234,6 +237,7 @@ impl Adapter {
                 answer => answer?,
             };
         }
+        gpu.planted = options.planted_fault.clone();
         Ok(Arc::new(WgpuBackend::new(gpu, info)))
     }
 

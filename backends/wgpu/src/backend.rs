@@ -17,6 +17,7 @@ use crate::native;
 use crate::ops;
 use crate::program::WgpuProgram;
 use crate::queue::WgpuQueue;
+use crate::shader;
 
 /// A GPU that wgpu controls.
 #[derive(Debug)]
@@ -37,7 +38,7 @@ impl WgpuBackend {
         self.gpu.device.destroy();
     }
 
-    /// Numbers of submissions and dispatches since the device was opened.
+    /// Work and waits since the device was opened.
     #[must_use]
     pub fn counts(&self) -> Counts {
         self.gpu.counts()
@@ -68,6 +69,15 @@ impl Backend for WgpuBackend {
             Bytes(buffer)
         );
         vec![subgroups, clock.to_owned(), limits]
+    }
+
+    fn version(&self) -> String {
+        // The description has the driver and its version.
+        format!("kernels {:016x}", shader::hash())
+    }
+
+    fn avoid(&self, unit: &str) -> bool {
+        self.gpu.facts.subgroup_size.is_some() && self.gpu.without_subgroups.add(unit)
     }
 
     fn memory(&self) -> Result<MemoryReport> {

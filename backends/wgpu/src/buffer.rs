@@ -27,7 +27,7 @@ pub(crate) struct WgpuBuffer {
 impl RawBuffer for WgpuBuffer {}
 
 /// Range of a buffer; offset and size are multiples of 4 bytes.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Span {
     pub(crate) buffer: wgpu::Buffer,
     pub(crate) offset: u64,

@@ -8,7 +8,7 @@ use hal::{Bytes, Operand, RawStaging, Result, Tensor};
 
 use crate::buffer::{Span, plain, plain_stride};
 use crate::error::{driver, one_line};
-use crate::gpu::Gpu;
+use crate::gpu::{Gpu, Submission};
 use crate::lowering::prepare;
 use crate::shader::Source;
 
@@ -70,6 +70,7 @@ pub(crate) fn pad_rows(bytes: &[u8], host: usize, device: usize) -> Cow<'_, [u8]
 /// Writes to the first bytes of a plain view, after the previous submission and before the next
 /// one.
 pub(crate) fn upload(gpu: &Gpu, bytes: &[u8], dst: &Tensor) -> Result<()> {
+    gpu.add_copy();
     let rows = row_view(dst)?;
     let bytes = pad_rows(bytes, rows.host, rows.device);
     write(gpu, &rows.span, 0, &bytes)
@@ -137,7 +138,7 @@ pub(crate) fn copy_rows(gpu: &Gpu, src: &Tensor, dst: &Tensor) -> Result<()> {
 #[derive(Debug)]
 pub(crate) struct Readback {
     buffer: wgpu::Buffer,
-    submission: wgpu::SubmissionIndex,
+    submission: Submission,
     mapped: Receiver<std::result::Result<(), wgpu::BufferAsyncError>>,
     len: usize,
     /// Bytes of a row on the host and on the device.
@@ -162,6 +163,7 @@ pub(crate) fn download(gpu: &Gpu, src: &Tensor, staging: &dyn RawStaging) -> Res
         // The device's padded rows need a larger buffer than `staging` has.
         _ => gpu.readback("padded staging", size)?,
     };
+    gpu.add_copy();
     let mut encoder = gpu.encoder("download");
     let span = &rows.span;
     let copied = size.min(span.buffer.size() - span.offset);
@@ -186,11 +188,16 @@ pub(crate) fn request_mapping(
 pub(crate) fn wait_for_mapping(
     gpu: &Gpu,
     buffer: &wgpu::Buffer,
-    submission: &wgpu::SubmissionIndex,
+    submission: &Submission,
     mapped: &Receiver<std::result::Result<(), wgpu::BufferAsyncError>>,
 ) -> Result<wgpu::BufferView> {
-    gpu.wait(submission)?;
-    let outcome = mapped.recv().map_err(|_| driver("map", "the device dropped the request"))?;
+    let outcome = match mapped.try_recv() {
+        Ok(outcome) => outcome,
+        Err(_) => {
+            gpu.wait_and_poll(submission)?;
+            mapped.recv().map_err(|_| driver("map", "the device dropped the request"))?
+        }
+    };
     outcome.map_err(|error| driver("map", one_line(&error)))?;
     buffer.get_mapped_range(..).map_err(|error| driver("map", one_line(&error)))
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use hal::{Bytes, Result};
 
+use crate::avoided::{PlainShaders, PlantedFault};
 use crate::error::{Health, driver, one_line, try_create};
 use crate::facts::{Facts, IMMEDIATES};
 use crate::native::PipelineCacheFile;
@@ -22,6 +23,13 @@ pub struct Counts {
     pub submissions: u64,
     /// Dispatches of programs, without those of copies.
     pub dispatches: u64,
+    /// Waits of the host for a submission that was not known to be done.
+    pub waits: u64,
+    /// Copies between host and device: uploads, and copies to host memory. Without those of
+    /// hand-offs.
+    pub copies: u64,
+    /// Submissions of programs that were encoded before the replay began, while the device worked.
+    pub encoded_ahead: u64,
 }
 
 #[derive(Debug)]
@@ -30,6 +38,10 @@ pub(crate) struct Gpu {
     pub(crate) queue: wgpu::Queue,
     pub(crate) facts: Facts,
     pub(crate) health: Arc<Health>,
+    /// Shaders that compute wrongly with subgroups.
+    pub(crate) without_subgroups: PlainShaders,
+    /// A fault for tests.
+    pub(crate) planted: PlantedFault,
     /// A buffer that is bound in place of a missing operand.
     pub(crate) dummy: wgpu::Buffer,
     /// Code tables of the formats ([`layout::tables`]).
@@ -42,10 +54,24 @@ pub(crate) struct Gpu {
     polling: Mutex<()>,
     submissions: AtomicU64,
     dispatches: AtomicU64,
+    waits: AtomicU64,
+    copies: AtomicU64,
+    encoded_ahead: AtomicU64,
+    /// Number of the last submission that is known to be done.
+    done: AtomicU64,
+}
+
+/// A submission. The queue runs submissions in the order of their numbers, which begin at 1.
+#[derive(Clone, Debug)]
+pub(crate) struct Submission {
+    index: wgpu::SubmissionIndex,
+    number: u64,
 }
 
 #[derive(Debug)]
 pub(crate) struct Pipeline {
+    /// The name of the shader's file.
+    pub(crate) name: &'static str,
     pub(crate) pipeline: wgpu::ComputePipeline,
     pub(crate) layout: wgpu::BindGroupLayout,
 }
@@ -63,12 +89,15 @@ impl Gpu {
         let tables = storage(&device, &health, "tables", 4 * words.len() as u64)?;
         queue.write_buffer(&tables, 0, bytemuck::cast_slice(&words));
         let pipelines = Mutex::default();
-        let (submissions, dispatches) = Default::default();
+        let (submissions, dispatches, waits) = Default::default();
+        let (copies, encoded_ahead, done) = Default::default();
         Ok(Gpu {
             device,
             queue,
             facts,
             health,
+            without_subgroups: PlainShaders::default(),
+            planted: PlantedFault::default(),
             dummy,
             tables,
             pipelines,
@@ -76,6 +105,10 @@ impl Gpu {
             polling: Mutex::default(),
             submissions,
             dispatches,
+            waits,
+            copies,
+            encoded_ahead,
+            done,
         })
     }
 
@@ -111,8 +144,9 @@ impl Gpu {
     /// # Errors
     /// [`hal::Error::Driver`] if the driver rejects the shader.
     pub(crate) fn pipeline(&self, source: &Source, shared: bool) -> Result<Arc<Pipeline>> {
-        let source = source.clone().with_subgroups(self.facts.subgroup_size);
-        let text = source.text(shared);
+        let size = self.facts.subgroup_size.filter(|_| !self.without_subgroups.has(source.name()));
+        let source = source.clone().with_subgroups(size);
+        let text = self.planted.apply(source.text(shared));
         let mut pipelines = self.pipelines.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(pipeline) = pipelines.get(&text) {
             return Ok(Arc::clone(pipeline));
@@ -128,7 +162,7 @@ impl Gpu {
 
     fn make_pipeline(
         &self,
-        name: &str,
+        name: &'static str,
         text: &str,
         entries: &[wgpu::BindGroupLayoutEntry],
     ) -> Pipeline {
@@ -156,14 +190,27 @@ impl Gpu {
             },
             cache: self.pipeline_cache.as_ref().map(PipelineCacheFile::cache),
         });
-        Pipeline { pipeline, layout }
+        Pipeline { name, pipeline, layout }
     }
 
     /// Waits until `submission` is done and its callbacks have run.
     ///
     /// # Errors
     /// A lost device, [`hal::Error::Driver`].
-    pub(crate) fn wait(&self, submission: &wgpu::SubmissionIndex) -> Result<()> {
+    pub(crate) fn wait(&self, submission: &Submission) -> Result<()> {
+        if self.is_known_done(submission) {
+            return self.health.check();
+        }
+        self.wait_and_poll(submission)
+    }
+
+    /// [`Gpu::wait`], which also runs the callbacks of requests that were made after the submission
+    /// was done.
+    ///
+    /// # Errors
+    /// A lost device, [`hal::Error::Driver`].
+    pub(crate) fn wait_and_poll(&self, submission: &Submission) -> Result<()> {
+        self.waits.fetch_add(1, Ordering::Relaxed);
         loop {
             self.health.check()?;
             if self.poll(submission, POLL_INTERVAL)? {
@@ -172,17 +219,18 @@ impl Gpu {
         }
     }
 
+    /// Whether an earlier wait for this or a later submission has succeeded.
+    fn is_known_done(&self, submission: &Submission) -> bool {
+        self.done.load(Ordering::Acquire) >= submission.number
+    }
+
     /// Waits up to `timeout` for `submission`, and for other threads that poll; returns whether the
     /// submission is done and its callbacks have run. With a `timeout` of 0, it is not done as long
     /// as another thread polls. No other function polls the driver.
     ///
     /// # Errors
     /// A lost device, [`hal::Error::Driver`].
-    pub(crate) fn poll(
-        &self,
-        submission: &wgpu::SubmissionIndex,
-        timeout: Duration,
-    ) -> Result<bool> {
+    pub(crate) fn poll(&self, submission: &Submission, timeout: Duration) -> Result<bool> {
         let _polling = match (self.polling.try_lock(), timeout.is_zero()) {
             (Ok(guard), _) => guard,
             (Err(TryLockError::WouldBlock), true) => return Ok(false),
@@ -190,10 +238,13 @@ impl Gpu {
                 self.polling.lock().unwrap_or_else(PoisonError::into_inner)
             }
         };
-        let submission_index = Some(submission.clone());
+        let submission_index = Some(submission.index.clone());
         let poll = wgpu::PollType::Wait { submission_index, timeout: Some(timeout) };
         match self.health.guard(|| self.device.poll(poll))? {
-            Ok(_) => Ok(true),
+            Ok(_) => {
+                self.done.fetch_max(submission.number, Ordering::Release);
+                Ok(true)
+            }
             Err(wgpu::PollError::Timeout) => Ok(false),
             Err(error) => {
                 // A lost device rejected the submission, so the poll fails.
@@ -204,21 +255,34 @@ impl Gpu {
     }
 
     /// Submits pending writes, then the commands of an encoder if given.
-    pub(crate) fn submit(&self, commands: Option<wgpu::CommandBuffer>) -> wgpu::SubmissionIndex {
-        self.submissions.fetch_add(1, Ordering::Relaxed);
-        // `submit` retires submissions too.
+    pub(crate) fn submit(&self, commands: Option<wgpu::CommandBuffer>) -> Submission {
+        // `submit` retires submissions too. The lock also keeps the numbers in order.
         let _polling = self.polling.lock().unwrap_or_else(PoisonError::into_inner);
-        self.queue.submit(commands)
+        let number = self.submissions.fetch_add(1, Ordering::Relaxed) + 1;
+        Submission { index: self.queue.submit(commands), number }
+    }
+
+    pub(crate) fn add_encoded_ahead(&self) {
+        self.encoded_ahead.fetch_add(1, Ordering::Relaxed);
     }
 
     pub(crate) fn add_dispatches(&self, dispatches: usize) {
         self.dispatches.fetch_add(dispatches as u64, Ordering::Relaxed);
     }
 
+    pub(crate) fn add_copy(&self) {
+        self.copies.fetch_add(1, Ordering::Relaxed);
+    }
+
     pub(crate) fn counts(&self) -> Counts {
-        let [submissions, dispatches] =
-            [&self.submissions, &self.dispatches].map(|count| count.load(Ordering::Relaxed));
-        Counts { submissions, dispatches }
+        let count = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        Counts {
+            submissions: count(&self.submissions),
+            dispatches: count(&self.dispatches),
+            waits: count(&self.waits),
+            copies: count(&self.copies),
+            encoded_ahead: count(&self.encoded_ahead),
+        }
     }
 
     pub(crate) fn encoder(&self, label: &str) -> wgpu::CommandEncoder {

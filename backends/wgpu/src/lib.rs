@@ -9,6 +9,7 @@
 //! report that), does not allocate per token, and does not add numbers in an order that can change.
 
 mod adapter;
+mod avoided;
 mod backend;
 mod buffer;
 mod copies;
@@ -31,6 +32,7 @@ mod translate;
 mod work;
 
 pub use adapter::{Adapter, Options, adapters};
+pub use avoided::PlantedFault;
 pub use backend::WgpuBackend;
 pub use facts::Tuning;
 pub use gpu::Counts;

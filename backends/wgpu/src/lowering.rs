@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use hal::{Result, Tensor};
+use lower::EarlierResults;
 
 use crate::buffer::{Span, plain};
 use crate::error::{driver, try_create};
@@ -20,6 +21,11 @@ pub(crate) struct Dispatch {
 }
 
 impl Dispatch {
+    /// The name of the shader's file.
+    pub(crate) fn shader(&self) -> &'static str {
+        self.pipeline.name
+    }
+
     pub(crate) fn encode(&self, pass: &mut wgpu::ComputePass<'_>) {
         let [x, y, z] = self.grid;
         pass.set_pipeline(&self.pipeline.pipeline);
@@ -35,15 +41,22 @@ pub(crate) struct Lowering<'a> {
     gpu: &'a Gpu,
     workspace: Option<&'a Tensor>,
     dispatches: Vec<Dispatch>,
+    earlier: EarlierResults<Span>,
 }
 
 impl<'a> Lowering<'a> {
     pub(crate) fn new(gpu: &'a Gpu, workspace: Option<&'a Tensor>) -> Lowering<'a> {
-        Lowering { gpu, workspace, dispatches: Vec::new() }
+        let (dispatches, earlier) = (Vec::new(), EarlierResults::default());
+        Lowering { gpu, workspace, dispatches, earlier }
     }
 
     pub(crate) fn facts(&self) -> &'a Facts {
         &self.gpu.facts
+    }
+
+    /// Results that earlier dispatches left for the next ones.
+    pub(crate) fn earlier(&mut self) -> &mut EarlierResults<Span> {
+        &mut self.earlier
     }
 
     /// The dispatches added since the last call.

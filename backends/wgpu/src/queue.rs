@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use hal::{BackendQueue, RawProgram, RawRun, RawStaging, RawTransfer, Result, Tensor};
@@ -12,7 +12,7 @@ use crate::copies::{self, Readback};
 use crate::error::driver;
 use crate::gpu::Gpu;
 use crate::layout;
-use crate::program::WgpuProgram;
+use crate::program::{ProgramCore, WgpuProgram};
 use crate::run::{Progress, WgpuRun};
 use crate::timer::{Timer, Timestamps};
 
@@ -27,6 +27,8 @@ pub(crate) struct QueueCore {
     changed: Condvar,
     /// Timestamp memory that no run uses.
     stamps: Mutex<Vec<Timestamps>>,
+    /// Programs that were submitted, and whose next replay is not encoded yet. They may be dropped.
+    replayed: Mutex<Vec<Weak<ProgramCore>>>,
 }
 
 #[derive(Debug, Default)]
@@ -72,6 +74,14 @@ impl QueueCore {
         self.stamps.lock().unwrap_or_else(PoisonError::into_inner).extend(stamps);
     }
 
+    /// Encodes the next replay of each program that was submitted: wgpu submits commands once. A
+    /// call before a wait for the device takes no time from it.
+    pub(crate) fn encode_ahead(&self) {
+        let mut replayed = self.replayed.lock().unwrap_or_else(PoisonError::into_inner);
+        let programs = replayed.drain(..).filter_map(|program| program.upgrade());
+        programs.for_each(|program| program.encode_ahead(&self.gpu));
+    }
+
     fn timer(&self, cuts: &[usize]) -> Result<Timer> {
         let unused = self.stamps.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let stamps =
@@ -101,6 +111,8 @@ impl QueueCore {
                         state.pending.push_front(WorkItem::Run(run));
                         return Ok(());
                     }
+                    let program = Arc::downgrade(run.program());
+                    self.replayed.lock().unwrap_or_else(PoisonError::into_inner).push(program);
                 }
                 WorkItem::Upload { bytes, dst, result } => {
                     let copied = copies::upload(gpu, bytes.bytes(), &dst);
@@ -153,8 +165,9 @@ pub(crate) struct WgpuQueue {
 
 impl WgpuQueue {
     pub(crate) fn new(gpu: &Arc<Gpu>) -> WgpuQueue {
-        let (state, changed, stamps) = (Mutex::default(), Condvar::new(), Mutex::default());
-        WgpuQueue { core: Arc::new(QueueCore { gpu: Arc::clone(gpu), state, changed, stamps }) }
+        let (gpu, state, changed) = (Arc::clone(gpu), Mutex::default(), Condvar::new());
+        let (stamps, replayed) = (Mutex::default(), Mutex::default());
+        WgpuQueue { core: Arc::new(QueueCore { gpu, state, changed, stamps, replayed }) }
     }
 
     fn start(
@@ -245,6 +258,7 @@ impl RawTransfer for WgpuTransfer {
         let copied = self.core.wait_until(|_| self.result.lock().take().transpose())?;
         let SubmittedCopy { mut staging, reading } = copied;
         if let Some(reading) = reading {
+            self.core.encode_ahead();
             reading.finish(&self.core.gpu, staging.bytes_mut())?;
         }
         Ok(staging)

@@ -9,7 +9,7 @@ use hal::{Error, HostRowSet, PostedData, RawRun, Result, Times};
 
 use crate::copies::{request_mapping, wait_for_mapping};
 use crate::error::driver;
-use crate::gpu::Gpu;
+use crate::gpu::{Gpu, Submission};
 use crate::program::{ProgramCore, Segment};
 use crate::queue::QueueCore;
 use crate::timer::Timer;
@@ -33,7 +33,7 @@ struct State {
     answered: Vec<usize>,
     /// Posts that were submitted and not yet handed to the host.
     posts: VecDeque<SentPost>,
-    last: Option<wgpu::SubmissionIndex>,
+    last: Option<Submission>,
     cancelled: bool,
 }
 
@@ -45,6 +45,25 @@ struct EncodedSegment {
 }
 
 impl State {
+    /// The commands of the next segment, which is `segment` of the program: those that are encoded
+    /// already, or new ones.
+    fn take_encoded(
+        &mut self,
+        gpu: &Gpu,
+        program: &ProgramCore,
+        segment: &Segment,
+    ) -> EncodedSegment {
+        if let Some(encoded) = self.encoded.take() {
+            return encoded;
+        }
+        let is_first = self.next == 0 && self.timer.is_none();
+        if let Some(commands) = is_first.then(|| program.take_ahead()).flatten() {
+            gpu.add_encoded_ahead();
+            return EncodedSegment { commands, n_passes: 0 };
+        }
+        self.encode(gpu, segment, &program.label)
+    }
+
     fn encode(&mut self, gpu: &Gpu, segment: &Segment, label: &str) -> EncodedSegment {
         let n_passes = self.timer.as_ref().map_or(0, Timer::n_passes);
         EncodedSegment { commands: segment.encode(gpu, label, self.timer.as_mut()), n_passes }
@@ -55,7 +74,7 @@ impl State {
 #[derive(Debug)]
 struct SentPost {
     segment: usize,
-    submission: wgpu::SubmissionIndex,
+    submission: Submission,
     mapped: Receiver<std::result::Result<(), wgpu::BufferAsyncError>>,
 }
 
@@ -63,6 +82,10 @@ impl Progress {
     pub(crate) fn new(program: &Arc<ProgramCore>, timer: Option<Timer>) -> Progress {
         let state = State { timer, ..State::default() };
         Progress { program: Arc::clone(program), state: Mutex::new(state) }
+    }
+
+    pub(crate) fn program(&self) -> &Arc<ProgramCore> {
+        &self.program
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -80,9 +103,9 @@ impl Progress {
             if segment.merge.as_ref().is_some_and(|(m, _)| !state.answered.contains(m)) {
                 return Ok(false);
             }
-            let encoded = state.encoded.take();
             let EncodedSegment { commands, n_passes } =
-                encoded.unwrap_or_else(|| state.encode(gpu, segment, &self.program.label));
+                state.take_encoded(gpu, &self.program, segment);
+            gpu.add_dispatches(segment.n_dispatches());
             let at = state.timer.is_some().then(Instant::now);
             let submission = gpu.submit(Some(commands));
             if let (Some(timer), Some(at)) = (&mut state.timer, at) {
@@ -133,7 +156,7 @@ struct ReadablePost {
 /// The next post, or the end of the run with its last submission.
 enum NextEvent {
     Post(SentPost),
-    End(Option<wgpu::SubmissionIndex>),
+    End(Option<Submission>),
 }
 
 impl WgpuRun {
@@ -157,6 +180,13 @@ impl WgpuRun {
                 *post.mailbox.rows.lock().unwrap_or_else(PoisonError::into_inner) = rows;
             }
         }
+    }
+
+    /// Waits for the end of the run. Meanwhile the next replays are encoded.
+    fn wait_for_end(&self, last: Option<Submission>) -> Result<()> {
+        let Some(last) = last else { return Ok(()) };
+        self.core.encode_ahead();
+        self.core.gpu.wait(&last)
     }
 
     fn next(&self) -> Result<NextEvent> {
@@ -218,7 +248,7 @@ impl RawRun for WgpuRun {
         let sent = match self.next()? {
             NextEvent::Post(sent) => sent,
             NextEvent::End(last) => {
-                last.map_or(Ok(()), |last| self.core.gpu.wait(&last))?;
+                self.wait_for_end(last)?;
                 return Ok(None);
             }
         };
@@ -264,7 +294,7 @@ impl RawRun for WgpuRun {
                 self.cancel();
                 Err(Error::Cancelled)
             }
-            NextEvent::End(last) => last.map_or(Ok(()), |last| self.core.gpu.wait(&last)),
+            NextEvent::End(last) => self.wait_for_end(last),
         }
     }
 

@@ -88,6 +88,22 @@ impl Source {
     }
 }
 
+/// Whether a shader exchanges values between lanes in a way that subgroups replace.
+pub(crate) fn has_sums(name: &str) -> bool {
+    FILES.iter().find(|(file, _)| *file == name).is_some_and(|(name, _)| {
+        let plain = Source::new(name);
+        plain.text(false) != plain.clone().with_subgroups(Some(2)).text(false)
+    })
+}
+
+/// A hash (FNV-1a) of all shaders.
+pub(crate) fn hash() -> u64 {
+    let bytes = FILES.iter().flat_map(|(name, text)| name.bytes().chain(text.bytes()));
+    bytes.fold(0xcbf2_9ce4_8422_2325, |sum, byte| {
+        (sum ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    })
+}
+
 /// The contents of a file; for a missing file, a line that no driver accepts.
 fn file(name: &str) -> &'static str {
     FILES.iter().find(|(file, _)| *file == name).map_or("{{no such file}}", |(_, text)| text)

@@ -2,6 +2,7 @@
 
 use super::boolish;
 use super::choice::{Choice, choice, name_of, one_of};
+use crate::cli::folders::this_program;
 use crate::cli::parse::{self, Budgets, Layers, List, values};
 use crate::devices::backend_of;
 use crate::placement::{PlacementPolicy, PlanConstraints};
@@ -108,8 +109,8 @@ pub(crate) struct SwitchArgs {
     ///
     /// For a driver that fails or gives wrong results. CUDA and HIP have graphs, flags (the device
     /// waits for the CPU inside a step) and mma (matrix instructions); Vulkan, Metal and DX12 have
-    /// subgroups. Without the name of a device, a switch is for all devices.
-    /// `doctor` shows what is in use.
+    /// subgroups; all have self-test (kernels are compared with the CPU when a model is loaded).
+    /// Without the name of a device, a switch is for all devices. `doctor` shows what is in use.
     #[arg(long, value_name = "LIST", env = "THERMOCLINE_ARG_DEVICE_OPTIONS")]
     device_options: Vec<DeviceSwitches>,
 }
@@ -205,6 +206,7 @@ impl DeviceArgs {
             experts_on_cpu: if self.cpu_moe { Some(usize::MAX) } else { last(&self.n_cpu_moe) },
             adapt: !self.no_adapt,
             remeasure: self.reset_gpu_index,
+            compiler: this_program(),
             switches: self.switches.all(),
             expected_by: expected_by.map(|(flag, _)| flag).collect(),
             layers_ignored: wanted_layers != whole_layers,

@@ -52,6 +52,7 @@ pub(crate) use sampling::SamplingArgs;
 pub(crate) use serve::ServeArgs;
 
 use super::failure::Failure;
+use crate::devices::COMPILE_COMMAND;
 use clap::builder::TypedValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::num::NonZeroUsize;
@@ -166,6 +167,10 @@ pub(crate) enum Command {
     /// Write the manual pages into a folder, for packages
     #[command(hide = true)]
     Man(ManArgs),
+    /// Compile a kernel: this program calls itself, so that a crash of a driver's compiler ends
+    /// another process
+    #[command(hide = true, name = COMPILE_COMMAND)]
+    CompileKernel(CommonArgs),
 }
 
 impl Command {
@@ -263,6 +268,7 @@ impl Command {
             Self::Cache(args) => &args.common,
             Self::Completions(args) => &args.common,
             Self::Man(args) => &args.common,
+            Self::CompileKernel(common) => common,
         }
     }
 }

@@ -4,6 +4,7 @@ mod auto_profile;
 pub(super) mod bench;
 pub(super) mod cache;
 pub(super) mod chat;
+pub(super) mod compile_kernel;
 pub(super) mod completions;
 pub(super) mod convert;
 pub(super) mod devices;

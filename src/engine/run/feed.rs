@@ -355,7 +355,8 @@ impl Engine {
     ///
     /// # Errors
     /// As [`Engine::feed`], and [`hal::Error::DeviceLost`]: the next call continues without the
-    /// device and passes the blocks of the interrupted chunk again. A caller that accumulates
+    /// device and passes the blocks of the interrupted chunk again, as after
+    /// [`hal::Error::TimedOut`]. A caller that accumulates
     /// values must do so per call, and discard the values of a failed call.
     pub fn observe(
         &mut self,
@@ -398,6 +399,10 @@ impl Engine {
             Err(Error::Device(hal::Error::DeviceLost { device, reason })) => {
                 self.unload_after_loss(&device, &reason)?;
                 Err(hal::Error::DeviceLost { device, reason }.into())
+            }
+            Err(Error::Device(error @ hal::Error::TimedOut { .. })) => {
+                self.unload_after_timeout(&error);
+                Err(error.into())
             }
             result => result,
         }

@@ -77,6 +77,7 @@ impl Engine {
             | hal::Error::ForeignBuffer { .. }
             | hal::Error::MissingLibrary { .. }
             | hal::Error::Driver { .. }
+            | hal::Error::TimedOut { .. }
             | hal::Error::Cancelled => return Err(error.clone().into()),
         };
         let index = self.devices.iter().position(|d| d.info().name == *device);
@@ -121,7 +122,14 @@ impl Engine {
         }
     }
 
-    /// Runs `f` on a loaded model, and runs it again after each device loss.
+    /// Unloads the model because a device waited too long for the CPU's part of a layer. Its
+    /// programs are recorded again, and then do not wait on the device.
+    pub(super) fn unload_after_timeout(&mut self, error: &hal::Error) {
+        (self.notice)(&format!("{error}, so the model is loaded again without such waits"));
+        self.ready = None;
+    }
+
+    /// Runs `f` on a loaded model, and runs it again after each device loss or timeout.
     pub(super) fn retry_after_losses<T>(
         &mut self,
         f: &mut dyn FnMut(&mut Engine) -> Result<T>,
@@ -130,6 +138,9 @@ impl Engine {
             match self.ensure_placed().and_then(|()| f(self)) {
                 Err(Error::Device(hal::Error::DeviceLost { device, reason })) => {
                     self.unload_after_loss(&device, &reason)?;
+                }
+                Err(Error::Device(error @ hal::Error::TimedOut { .. })) => {
+                    self.unload_after_timeout(&error);
                 }
                 other => return other,
             }

@@ -8,6 +8,7 @@ pub(crate) mod exchange;
 mod held;
 pub(crate) mod host;
 pub(crate) mod lists;
+pub(crate) mod programs;
 mod refused;
 pub(crate) mod scratch;
 pub(crate) mod stream;

@@ -45,7 +45,7 @@ impl Sizing<'_> {
     }
 
     /// Index of the first layer of each distinct shape.
-    fn distinct_layers(&self) -> Vec<usize> {
+    pub(super) fn distinct_layers(&self) -> Vec<usize> {
         let mut known: Vec<(Vec<TensorDesc>, Option<AttentionSizes>, Discriminant<Mixer>)> =
             Vec::new();
         let mut distinct = Vec::new();

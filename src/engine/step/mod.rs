@@ -6,6 +6,7 @@ pub use counters::{StepStats, UnionStats};
 
 use std::sync::atomic::AtomicBool;
 
+use hal::Run;
 use placement::DeviceIndex;
 
 use crate::error::{Error, Result};
@@ -141,7 +142,8 @@ impl Stepper {
         let mut step =
             StepState { lanes, layers, remotes, arena, paging, guess, interrupt, n, bucket };
         let mut at = of_layers.segments[0].device;
-        for segment in &of_layers.segments {
+        let mut running = None;
+        for (index, segment) in of_layers.segments.iter().enumerate() {
             let device = segment.device;
             step.copy_residual(at, device)?;
             step.copy_per_layer_embeddings(at, device)?;
@@ -158,11 +160,18 @@ impl Stepper {
             }
             let program = segment.programs.at_least(n).expect("programs exist up to n_ubatch");
             let (handed, works) = (&segment.handed[..], &segment.works[..]);
-            StepProgram { device, program, handed, works }.replay(&mut step)?;
+            let program = StepProgram { device, program, handed, works };
+            let is_last = index + 1 == of_layers.segments.len();
+            let queues_head = is_last && n_out > 0 && device == head.device;
+            if queues_head && !step.arena.timeline.is_timed() {
+                running = Some(program.replay_and_answer(&mut step)?);
+            } else {
+                program.replay(&mut step)?;
+            }
         }
         if n_out > 0 {
             step.copy_residual(at, head.device)?;
-            run_head(head, &programs.head, n_out, &mut step)
+            run_head(head, &programs.head, n_out, running, &mut step)
         } else {
             step.arena.logits.clear();
             Ok(lane_mut(step.lanes, at).queue.finish()?)
@@ -208,18 +217,30 @@ impl Stepper {
     }
 }
 
-/// Runs the head over `n_out` tokens and reads their logits and, if requested, hidden states.
+/// Runs the head over `n_out` tokens and reads their logits and, if requested, hidden states. If
+/// the last layers are `running` on the same device, the head is queued behind them, and the host
+/// waits once: for the logits.
 fn run_head(
     head: &Head,
     programs: &BucketPrograms,
     n_out: usize,
+    running: Option<Run>,
     step: &mut StepState<'_>,
 ) -> Result<()> {
+    if let (Err(interrupted), Some(_)) = (step.check_interrupt(), &running) {
+        running.map_or(Ok(()), Run::wait)?;
+        return Err(interrupted);
+    }
     let StepState { lanes, arena, .. } = step;
     let lane = lane_mut(lanes, head.device);
     let program = programs.at_least(n_out).expect("programs exist up to max_out");
     let run = arena.timeline.replay(&mut lane.queue, program, step.interrupt)?;
-    arena.timeline.wait(head.device, &[Work::Head], run)?;
+    let mut runs = [running, None];
+    if arena.timeline.is_timed() {
+        arena.timeline.wait(head.device, &[Work::Head], run)?;
+    } else {
+        runs[1] = Some(run);
+    }
     let since = arena.timeline.now();
     let n_logits = if head.output.is_some() { arena.sizes.n_vocab } else { 0 };
     arena.logits.resize(n_out * n_logits, 0.0);
@@ -234,5 +255,7 @@ fn run_head(
         }
     }
     arena.timeline.record_host(Work::Copy, since);
+    // They have ended; this reports their errors.
+    runs.into_iter().flatten().try_for_each(Run::wait)?;
     Ok(())
 }

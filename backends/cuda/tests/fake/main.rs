@@ -49,22 +49,19 @@ fn open(number: usize, options: Options) -> hal::Result<Arc<dyn Backend>> {
 }
 
 #[test]
-fn an_old_fake_card_is_refused_with_a_reason() {
+fn an_old_fake_card_and_faulty_matrix_units_are_not_used() {
     let Some(fake) = fake() else { return };
-    fake.set("7:major=6 7:minor=1");
+    // In one test, because all checks use the same device.
+    let number = suite::FAULTY_DEVICE;
+    fake.set(&format!("{number}:major=6 {number}:minor=1"));
     let found = devices().expect("the fake has devices");
-    let why = found[7].refusal.clone().expect("a refusal");
+    let why = found[number].refusal.clone().expect("a refusal");
     assert!(why.contains("6.1") && why.contains("7.5"), "{why}");
-    let refused = open(7, Options::default()).expect_err("it is refused");
+    let refused = open(number, Options::default()).expect_err("it is refused");
     assert!(refused.to_string().contains(&why), "{refused}");
-    assert!(found[..7].iter().all(|device| device.refusal.is_none()));
-}
+    assert!(found[..number].iter().all(|device| device.refusal.is_none()));
 
-#[test]
-fn faulty_fake_matrix_units_are_not_used() {
-    let Some(fake) = fake() else { return };
-    fake.set(&format!("{}:major=9 {0}:minor=0", suite::FAULTY_DEVICE));
+    fake.set(&format!("{number}:major=9 {number}:minor=0"));
     suite::avoids_wrong_matrix_units(&open, fake);
-    // In the same test, because both checks use the same device.
     suite::avoids_bad_graphs(&open, fake);
 }

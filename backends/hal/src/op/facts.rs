@@ -2,7 +2,7 @@
 //! whether it is a hand-off.
 
 use super::{Merge, Op, Post};
-use crate::{Operand, TensorDesc};
+use crate::{Layout, Operand, TensorDesc};
 
 /// Whether an op reads or writes an operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,6 +102,26 @@ pub enum HandOff<'a, T> {
     Post(&'a Post<T>),
     /// The device receives.
     Merge(&'a Merge<T>),
+}
+
+impl<T: Operand> Op<T> {
+    /// The op's name with the formats of its weights, caches and states: `MatMul of Q4_0`. Ops of
+    /// one kind differ only in sizes and settings.
+    #[must_use]
+    pub fn kind(&self) -> String {
+        let mut formats = Vec::new();
+        self.visit(&mut |_, how, operand| {
+            let TensorDesc { format, layout, .. } = operand.desc();
+            if matches!(how.role, Role::Weight | Role::Table | Role::Cache) {
+                let turned = if layout == Layout::Rows { "" } else { " transposed" };
+                formats.push(format!("{format}{turned}"));
+            }
+        });
+        match &formats[..] {
+            [] => self.name().to_owned(),
+            formats => format!("{} of {}", self.name(), formats.join(", ")),
+        }
+    }
 }
 
 impl<T> Op<T> {

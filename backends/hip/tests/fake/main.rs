@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 use fakes::{Fake, Vendor, suite, vendor_tests};
 use hal::Backend;
 use simt::Options;
-use thermocline_hip::{devices, open_with};
+use thermocline_hip::{Compilation, devices, open_with};
 
 /// Cases for HIP with warps of 32 lanes and without matrix units. The CUDA fake runs the other
 /// kernels, and `tests/wave64.rs` runs reductions over warps of 64 lanes.
@@ -54,5 +54,6 @@ fn settings() -> String {
 
 fn open(number: usize, options: Options) -> hal::Result<Arc<dyn Backend>> {
     let found = devices().expect("the fake has devices");
-    open_with(&found[number], None, options).map(|backend| backend as Arc<dyn Backend>)
+    open_with(&found[number], &Compilation::default(), options)
+        .map(|backend| backend as Arc<dyn Backend>)
 }

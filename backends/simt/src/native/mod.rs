@@ -38,6 +38,9 @@ pub trait Vendor: fmt::Debug + Send + Sync + 'static {
     /// Makes this device current for the calling thread. Returns the driver's code.
     fn enter(&self) -> c_int;
 
+    /// Identifies the driver's version and the kernels.
+    fn version(&self) -> String;
+
     /// The driver's description of an error code: its name, and a sentence.
     fn text(&self, code: c_int) -> String;
 
@@ -97,6 +100,10 @@ impl<V: Vendor> Driver for Native<V> {
 
     fn facts(&self) -> &Facts {
         &self.facts
+    }
+
+    fn version(&self) -> String {
+        self.shared.vendor.version()
     }
 
     fn memory(&self) -> Result<MemoryReport> {

@@ -9,8 +9,6 @@ mod rope;
 mod route;
 mod weights;
 
-pub(crate) use fused::lower_first;
-
 use hal::{Op, OpDesc, Plan, Result};
 
 use crate::facts::Facts;

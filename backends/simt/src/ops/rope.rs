@@ -1,7 +1,8 @@
 //! Rotary position embedding.
 
-use hal::op::{Pairing, Rope, StoreKv};
+use hal::op::{Pairing, Rope};
 use hal::{Operand, Plan, Result, Tensor, TensorDesc};
+use lower::RopeStore;
 
 use super::attention::row_words;
 use super::elementwise::launch_per_item;
@@ -52,46 +53,20 @@ fn pairs(op: &Rope<Tensor>) -> [usize; 3] {
     }
 }
 
-/// Whether one launch can run all three ops: `store` stores the keys that `k` rotates, both
-/// rotations are the same, and a block can store a whole head.
-pub(super) fn can_fuse(
-    q: &Rope<Tensor>,
-    k: &Rope<Tensor>,
-    store: &StoreKv<Tensor>,
-) -> Result<bool> {
-    let words = plain(&q.batch.words)?;
-    let same_step = words == plain(&k.batch.words)? && words == plain(&store.batch.words)?;
-    let rotation =
-        |op: &Rope<Tensor>| (op.d_head, op.first, op.n_rot, op.pairing, op.scale.to_bits());
-    let same_rotation = rotation(q) == rotation(k) && plain(&q.freqs)? == plain(&k.freqs)?;
-    let n_head_kv = k.x.desc().n_cols / k.d_head;
-    let v_cols = store.v.desc().n_cols;
-    let d_value = v_cols / n_head_kv.max(1);
-    let whole = k.d_head.is_multiple_of(HEAD_STEP)
-        && d_value.is_multiple_of(HEAD_STEP)
-        && d_value * n_head_kv == v_cols;
-    let spans = [plain(&q.x)?, plain(&k.x)?, plain(&store.v)?];
-    let apart = !spans[0].overlaps(spans[1]) && !spans[0].overlaps(spans[2]);
-    let n_rows = q.x.desc().n_rows;
-    Ok(same_step
-        && same_rotation
-        && whole
-        && apart
-        && spans[1] == plain(&store.k)?
-        && n_rows == k.x.desc().n_rows
-        && n_rows <= MAX_TOKENS)
+/// Whether a block can rotate and store a whole head of these keys and values.
+pub(super) fn stores_heads(step: &RopeStore<'_>) -> bool {
+    step.k.d_head.is_multiple_of(HEAD_STEP)
+        && step.d_value().is_multiple_of(HEAD_STEP)
+        && step.q.x.desc().n_rows <= MAX_TOKENS
 }
 
-/// Lowers both rotations and the store, which [`can_fuse`] accepted, to one launch.
-pub(super) fn lower_with_store(
-    q: &Rope<Tensor>,
-    k: &Rope<Tensor>,
-    store: &StoreKv<Tensor>,
-    out: &mut Lowering<'_>,
-) -> Result<()> {
+/// Lowers both rotations and the store to one launch.
+pub(super) fn lower_with_store(step: &RopeStore<'_>, out: &mut Lowering<'_>) -> Result<()> {
+    let RopeStore { q, k, store } = step;
     let (n_rows, halves) = (q.x.desc().n_rows, store.cache.map(&mut |half| half.desc()));
     let n_head = q.x.desc().n_cols / q.d_head;
-    let n_head_kv = k.x.desc().n_cols / k.d_head;
+    let n_head_kv = step.n_head_kv();
+    let d_value = step.d_value();
     let [n_pairs, step, distance] = pairs(q);
     let spans = [&q.freqs, &q.batch.words, &q.x, &k.x, &store.v, &store.cache.k, &store.cache.v];
     let mut args = Vec::new();
@@ -104,7 +79,7 @@ pub(super) fn lower_with_store(
         n_head,
         n_head_kv,
         q.d_head,
-        store.v.desc().n_cols / n_head_kv,
+        d_value,
         q.first,
         n_pairs,
         step,

@@ -7,7 +7,7 @@
 
 use hal::format::Format;
 use hal::op::{Attention, StoreKv, Window};
-use hal::{Batch, BatchShape, Bytes, KV_BLOCK, KvCache, Operand, Plan, Result, Tensor, TensorDesc};
+use hal::{BatchShape, Bytes, KV_BLOCK, KvCache, Operand, Plan, Result, Tensor, TensorDesc};
 
 use super::elementwise::each_value;
 use crate::buffer::{Span, plain, plain_stride};
@@ -31,6 +31,9 @@ const MIN_SPAN: usize = 256;
 
 const MAX_SPANS: usize = 64;
 
+/// Ranges of the workspace begin at multiples of this many bytes.
+const ALIGN: u64 = 256;
+
 fn refusal(
     operands: &[(&'static str, &TensorDesc)],
     cache: &KvCache<TensorDesc>,
@@ -47,8 +50,31 @@ pub(super) fn plan_store(op: &StoreKv<TensorDesc>, facts: &Facts) -> Plan {
 }
 
 pub(super) fn lower_store(op: &StoreKv<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
-    store_half(&op.k, &op.cache.k, &op.batch, out)?;
-    store_half(&op.v, &op.cache.v, &op.batch, out)
+    let (k, v) = (op.k.desc(), op.v.desc());
+    let halves = op.cache.map(&mut |half| half.desc());
+    let n_stores =
+        |x: &TensorDesc, half: &TensorDesc| x.n_cols.div_ceil(values_per_store(half.format));
+    let (k_stores, v_stores) = (n_stores(&k, &halves.k), n_stores(&v, &halves.v));
+    let numbers = [
+        op.batch.shape.max_tokens,
+        k.n_rows,
+        k.n_cols,
+        v.n_cols,
+        k_stores,
+        v_stores,
+        row_words(&halves.k),
+        row_words(&halves.v),
+        halves.k.n_rows,
+    ];
+    let spans = [
+        plain(&op.k)?,
+        plain(&op.v)?,
+        plain(&op.batch.words)?,
+        plain(&op.cache.k)?,
+        plain(&op.cache.v)?,
+    ];
+    let source = store_sources("store_kv", halves.map(&mut |half| half.format));
+    each_value(source, k.n_rows * (k_stores + v_stores), &spans, &numbers, out)
 }
 
 /// A format of the KV cache: the shader files that store and read it, and the number of values that
@@ -107,26 +133,18 @@ fn include(source: Source, name: &'static str, files: &[&'static str]) -> Source
     files.iter().fold(source, |source, file| source.include(name, file))
 }
 
-fn store_source(format: Format) -> Source {
-    include(Source::new("store_kv"), "store", cache_format(format).store)
+/// A shader that stores keys and values of these formats.
+pub(super) fn store_sources(name: &'static str, formats: KvCache<Format>) -> Source {
+    let source = include(Source::new(name), "k", cache_format(formats.k).store);
+    include(source, "v", cache_format(formats.v).store)
 }
 
-fn store_half(
-    x: &Tensor,
-    cache: &Tensor,
-    batch: &Batch<Tensor>,
-    out: &mut Lowering<'_>,
-) -> Result<()> {
-    let (desc, rows) = (x.desc(), cache.desc());
-    let n_stores = desc.n_cols.div_ceil(cache_format(rows.format).values_per_store);
-    let numbers =
-        [batch.shape.max_tokens, desc.n_rows, desc.n_cols, n_stores, row_words(&rows), rows.n_rows];
-    let spans = [plain(x)?, plain(&batch.words)?, plain(cache)?];
-    let source = store_source(rows.format);
-    each_value(source, desc.n_rows * n_stores, &spans, &numbers, out)
+/// The number of values that an invocation stores.
+pub(super) fn values_per_store(format: Format) -> usize {
+    cache_format(format).values_per_store
 }
 
-fn row_words(desc: &TensorDesc) -> usize {
+pub(super) fn row_words(desc: &TensorDesc) -> usize {
     (plain_stride(desc).unwrap_or_default() / 4) as usize
 }
 
@@ -145,6 +163,16 @@ fn partials_size(n_tokens: usize, n_head: usize, d_value: usize, batch: &BatchSh
     (4 * n_tokens * n_head * spans(batch, n_tokens).0 * (d_value + 2)) as u64
 }
 
+/// Bytes of the result in Q8 blocks for the next op. 0 in prefill, where fewer dispatches save
+/// little, and 0 if heads are not whole blocks.
+fn quantized_size(n_tokens: usize, n_head: usize, d_value: usize) -> u64 {
+    if n_tokens <= SPLIT_TOKENS && d_value.is_multiple_of(32) {
+        48 * (n_tokens * n_head * d_value / 32) as u64
+    } else {
+        0
+    }
+}
+
 pub(super) fn plan(op: &Attention<TensorDesc>, facts: &Facts) -> Plan {
     let d_value = op.y.n_cols / op.n_head;
     let limit = MAX_COLS * facts.tuning.row as usize;
@@ -156,14 +184,15 @@ pub(super) fn plan(op: &Attention<TensorDesc>, facts: &Facts) -> Plan {
     if let Some(reason) = refusal(&[("q", &op.q), ("y", &op.y)], &op.cache, facts) {
         return Plan::No(reason);
     }
-    let workspace = Bytes(partials_size(op.q.n_rows, op.n_head, d_value, &op.batch.shape));
-    if workspace.0 > facts.max_binding() {
+    let partials = Bytes(partials_size(op.q.n_rows, op.n_head, d_value, &op.batch.shape));
+    if partials.0 > facts.max_binding() {
         let limit = Bytes(facts.max_binding());
         return Plan::No(format!(
-            "it needs a scratch buffer of {workspace}; a binding covers at most {limit}"
+            "it needs a scratch buffer of {partials}; a binding covers at most {limit}"
         ));
     }
-    Plan::Yes { workspace, slow: None }
+    let quantized = quantized_size(op.q.n_rows, op.n_head, d_value);
+    Plan::Yes { workspace: Bytes(partials.0.next_multiple_of(ALIGN) + quantized), slow: None }
 }
 
 /// The shader for heads of these sizes over a cache in these formats.
@@ -189,17 +218,30 @@ fn heads(shared: usize) -> usize {
     if shared >= MAX_HEADS { MAX_HEADS } else { shared.next_power_of_two().min(MAX_HEADS) }
 }
 
-pub(super) fn lower(op: &Attention<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
+/// With `quantize`, also writes the result in Q8 blocks if the heads are whole blocks, and returns
+/// the location of the blocks.
+pub(super) fn lower(
+    op: &Attention<Tensor>,
+    quantize: bool,
+    out: &mut Lowering<'_>,
+) -> Result<Option<Span>> {
     let (q, y) = (op.q.desc(), op.y.desc());
     let [d_head, d_value] = [q, y].map(|desc| desc.n_cols / op.n_head);
     if q.n_rows == 0 || d_value == 0 {
-        return Ok(());
+        return Ok(None);
     }
     let shape = &op.batch.shape;
     let (n_spans, span) = spans(shape, q.n_rows);
     let shared = op.n_head / op.n_head_kv;
     let n_tiles = shared.div_ceil(heads(shared));
-    let partials = out.workspace(0, partials_size(q.n_rows, op.n_head, d_value, shape))?;
+    let partials_size = partials_size(q.n_rows, op.n_head, d_value, shape);
+    let partials = out.workspace(0, partials_size)?;
+    let quantized = match quantized_size(q.n_rows, op.n_head, d_value) {
+        size if quantize && size > 0 => {
+            Some(out.workspace(partials_size.next_multiple_of(ALIGN), size)?)
+        }
+        _ => None,
+    };
     let batch = plain(&op.batch.words)?;
     let row = out.facts().tuning.row as usize;
     let formats = op.cache.map(&mut |half| half.desc().format);
@@ -234,12 +276,14 @@ pub(super) fn lower(op: &Attention<Tensor>, out: &mut Lowering<'_>) -> Result<()
     let source = source(formats, d_head, d_value, shared, row);
     out.dispatch(&source, &bound, &numbers, grid)?;
     let [_, _, _, _, _, partials] = bound;
-    merge(op, [partials, batch], [n_spans, span, d_value], out)
+    merge(op, [partials, batch], quantized.as_ref(), [n_spans, span, d_value], out)?;
+    Ok(quantized)
 }
 
 fn merge(
     op: &Attention<Tensor>,
     [partials, batch]: [Span; 2],
+    quantized: Option<&Span>,
     [n_spans, span, d_value]: [usize; 3],
     out: &mut Lowering<'_>,
 ) -> Result<()> {
@@ -253,8 +297,11 @@ fn merge(
         span,
         Window::word(op.window) as usize,
         usize::from(op.sinks.is_some()),
+        usize::from(quantized.is_some()),
     ];
-    let bound = [partials, out.plain_or_dummy(op.sinks.as_ref())?, batch, plain(&op.y)?];
+    let y = plain(&op.y)?;
+    let q = quantized.unwrap_or(&y).clone();
+    let bound = [partials, out.plain_or_dummy(op.sinks.as_ref())?, batch, y, q];
     let numbers: Vec<u32> = numbers.iter().map(|&n| u32::try_from(n).unwrap_or(0)).collect();
     let grid = out.facts().grid(n_rows * op.n_head);
     let source = Source::new("attention_merge").set("ROW", out.facts().tuning.row);
@@ -272,9 +319,12 @@ mod tests {
     fn shaders_of_every_cache_translate() {
         for [flat, row] in sizes() {
             for (i, &k) in KV_FORMATS.iter().enumerate() {
-                let store = store_source(k).set("FLAT", flat);
-                translate(&store, false).unwrap_or_else(|error| panic!("{k}: {error}"));
                 for v in [k, KV_FORMATS[(i + 1) % KV_FORMATS.len()]] {
+                    for name in ["store_kv", "rope_store"] {
+                        let store = store_sources(name, KvCache { k, v }).set("FLAT", flat);
+                        let store = store.set("ROW", row);
+                        translate(&store, false).unwrap_or_else(|error| panic!("{k} {v}: {error}"));
+                    }
                     for (d_head, d_value, shared) in [(64, 64, 1), (6, 5, 2), (192, 128, 7)] {
                         let formats = KvCache { k, v };
                         let text = source(formats, d_head, d_value, shared, row as usize);

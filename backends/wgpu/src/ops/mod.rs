@@ -2,6 +2,7 @@
 
 mod attention;
 mod elementwise;
+mod fused;
 mod handoff;
 mod norm;
 mod recurrent;
@@ -14,6 +15,7 @@ use hal::{Op, OpDesc, Plan, Result};
 use crate::facts::Facts;
 use crate::lowering::Lowering;
 pub(crate) use handoff::{PostCopies, merge};
+use norm::FusedWork;
 
 /// Whether a device with these facts can run this op.
 pub(crate) fn plan(op: &OpDesc, facts: &Facts) -> Plan {
@@ -50,20 +52,20 @@ pub(crate) fn plan(op: &OpDesc, facts: &Facts) -> Plan {
     }
 }
 
-/// The dispatches of an op that `plan` accepted. `Post` and `Merge` are handled by the program.
+/// Adds the dispatches of an op that `plan` accepted, without fusing it. `Post` and `Merge` are handled by the program.
 ///
 /// # Errors
 /// Errors of the driver.
-pub(crate) fn lower(op: &Op, out: &mut Lowering<'_>) -> Result<()> {
+fn lower(op: &Op, out: &mut Lowering<'_>) -> Result<()> {
     match op {
         Op::Add(op) => elementwise::add(op, out),
         Op::Post(_) | Op::Merge(_) => Ok(()),
         Op::Gather(op) => elementwise::gather(op, out),
-        Op::Norm(op) => norm::lower(op, out),
+        Op::Norm(op) => norm::lower(op, &FusedWork::default(), out),
         Op::Rope(op) => rope::lower(op, out),
         Op::CopyHeads(op) => elementwise::copy_heads(op, out),
         Op::StoreKv(op) => attention::lower_store(op, out),
-        Op::Attention(op) => attention::lower(op, out),
+        Op::Attention(op) => attention::lower(op, false, out).map(drop),
         Op::Mul(op) => elementwise::mul(op, out),
         Op::SoftCap(op) => elementwise::soft_cap(op, out),
         Op::ScaleByPosition(op) => elementwise::scale_by_position(op, out),

@@ -82,6 +82,29 @@ fn a_hand_off_takes_two_submissions() {
     }
 }
 
+/// A read behind two runs is the only wait: the host then knows that both have ended. While it
+/// waits, it encodes the next replay of both.
+#[test]
+fn a_read_waits_for_the_runs_before_it_and_encodes_their_next_replays() {
+    let Some(backend) = open(&Options::default()) else { return };
+    let device = Device::new(Arc::clone(&backend) as _, DeviceId(8), BUDGET);
+    let mut queue = device.queue("waits").expect("a queue");
+    let (a, x) = (row(&device, &mut queue, &[1.0; N]), row(&device, &mut queue, &[0.0; N]));
+    let programs = [2, 3].map(|times| add_repeatedly(&device, &a, &x, times));
+    for step in 0..4 {
+        let before = backend.counts();
+        let runs = programs.each_ref().map(|program| queue.replay(program).expect("a run"));
+        assert_eq!(read(&mut queue, &x, N), [5.0 * (step + 1) as f32; N]);
+        runs.into_iter().for_each(|run| run.wait().expect("the end"));
+        let after = backend.counts();
+        assert_eq!(after.submissions - before.submissions, 3);
+        assert_eq!(after.dispatches - before.dispatches, 5);
+        assert_eq!([after.waits - before.waits, after.copies - before.copies], [1, 1]);
+        let ahead = if step == 0 { 0 } else { 2 };
+        assert_eq!(after.encoded_ahead - before.encoded_ahead, ahead, "step {step}");
+    }
+}
+
 #[test]
 fn work_after_an_open_hand_off_waits() {
     let Some(device) = device() else { return };

@@ -10,12 +10,12 @@ use super::devices::{memory_text, why_only_if_named};
 use crate::bench;
 use crate::cli::args::DoctorArgs;
 use crate::cli::failure::Failure;
-use crate::cli::folders::cache_folder;
+use crate::cli::folders::{cache_folder, this_program};
 use crate::cli::output::{Output, write_file};
 use crate::cli::progress;
 use crate::cli::terminal::{Terminal, printable};
 use crate::cli::wrap::wrapped;
-use crate::devices::{self, CpuOptions};
+use crate::devices::{self, CpuOptions, KernelCompilation};
 use crate::placement::Speed;
 use hal::format::Format;
 use hal::{Backend, Bytes, DeviceKind, MemoryReport};
@@ -59,7 +59,8 @@ pub(crate) fn run(args: &DoctorArgs, terminal: &Terminal) -> Result<(), Failure>
     terminal.note("measuring takes a few seconds");
     let mut reports = vec![cpu_report(options, n_threads, terminal)];
     let switches = args.switches.all();
-    let (found, missing) = devices::candidates(None);
+    let compilation = KernelCompilation { program: this_program(), ..KernelCompilation::default() };
+    let (found, missing) = devices::candidates_with(&compilation);
     for candidate in &found {
         reports.push(match candidate.open_with(&switches) {
             Ok(backend) => {
@@ -264,6 +265,8 @@ impl DeviceReport {
             Err(why) => lines.push(format!("  not measured: {why}")),
         }
         lines.extend(self.self_test.iter().map(|test| format!("  {}", test.line())));
+        let kernels = self.self_test.as_ref().and_then(SelfTest::kernels);
+        lines.extend(kernels.map(|kernels| format!("  {kernels}")));
         lines.extend(self.features.iter().chain(&self.remarks).map(|line| format!("  {line}")));
         let wrapped = lines.iter().map(|line| match line.strip_prefix("  ") {
             Some(line) => wrapped("  ", &printable(line)),

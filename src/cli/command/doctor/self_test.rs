@@ -1,10 +1,13 @@
 //! Runs the built-in model on a device, and compares its words with the CPU's.
 
+use crate::cli::folders::this_program;
 use crate::placement::PlacementPolicy;
 use runtime::{
-    Computation, DeviceOptions, DeviceSwitches, Model, Options, SamplerConfig, Settings,
+    Computation, DeviceOptions, DeviceSwitches, KernelNotice, Model, Notice, Observer, Options,
+    SamplerConfig, Settings,
 };
 use serde_json::{Value, json};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Long enough that prefill uses the kernels for several tokens, and that decode reads a cache.
@@ -21,6 +24,20 @@ pub(super) struct Words {
     load: Duration,
     /// Time per generated token, prefill included.
     per_token: Duration,
+    /// What the self-test of the device's kernels found.
+    kernels: Option<KernelNotice>,
+}
+
+/// Keeps the notice about the device's kernels.
+#[derive(Default)]
+struct KernelObserver(Mutex<Option<KernelNotice>>);
+
+impl Observer for KernelObserver {
+    fn notice(&self, notice: &Notice) {
+        if let Notice::Kernels(kernels) = notice {
+            *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(kernels.clone());
+        }
+    }
 }
 
 impl Words {
@@ -29,7 +46,11 @@ impl Words {
     /// # Errors
     /// Why the model cannot run there.
     pub(super) fn of(device: Option<&str>, switches: &DeviceSwitches) -> Result<Words, String> {
-        let mut devices = DeviceOptions { switches: switches.clone(), ..DeviceOptions::default() };
+        let mut devices = DeviceOptions {
+            switches: switches.clone(),
+            compiler: this_program(),
+            ..DeviceOptions::default()
+        };
         match device {
             Some(name) => {
                 devices.named = Some(vec![name.to_owned()]);
@@ -46,7 +67,8 @@ impl Words {
 
 fn generate(options: &Options) -> runtime::Result<Words> {
     let began = Instant::now();
-    let mut model = Model::built_in(options)?;
+    let observer = Arc::new(KernelObserver::default());
+    let mut model = Model::open_observed(None, options, Arc::clone(&observer) as _)?;
     let mut sequence = model.sequence();
     let settings = Settings { n_predict: Some(N_TOKENS), ..Settings::default() };
     let greedy = SamplerConfig { temp: 0.0, ..SamplerConfig::default() };
@@ -57,7 +79,9 @@ fn generate(options: &Options) -> runtime::Result<Words> {
     for token in model.generate(&mut sequence, &prompt, &greedy, &settings)? {
         text += &token?.text;
     }
-    Ok(Words { text, load, per_token: began.elapsed() / N_TOKENS as u32 })
+    let per_token = began.elapsed() / N_TOKENS as u32;
+    let kernels = observer.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+    Ok(Words { text, load, per_token, kernels })
 }
 
 /// An error with its causes, in one line.
@@ -71,11 +95,13 @@ pub(super) enum SelfTest {
     Passed {
         load: Duration,
         per_token: Duration,
+        kernels: Option<KernelNotice>,
     },
     /// The words of the CPU, and those of the device.
     Differs {
         cpu: String,
         device: String,
+        kernels: Option<KernelNotice>,
     },
     Failed(String),
 }
@@ -84,11 +110,23 @@ impl SelfTest {
     /// Runs the built-in model on the CPU, whose words are `cpu`, and on `device`.
     pub(super) fn run(cpu: &Words, device: &str, switches: &DeviceSwitches) -> SelfTest {
         match Words::of(Some(device), switches) {
-            Ok(Words { text, load, per_token }) if text == cpu.text => {
-                SelfTest::Passed { load, per_token }
+            Ok(Words { text, load, per_token, kernels }) if text == cpu.text => {
+                SelfTest::Passed { load, per_token, kernels }
             }
-            Ok(Words { text, .. }) => SelfTest::Differs { cpu: cpu.text.clone(), device: text },
+            Ok(Words { text, kernels, .. }) => {
+                SelfTest::Differs { cpu: cpu.text.clone(), device: text, kernels }
+            }
             Err(why) => SelfTest::Failed(why),
+        }
+    }
+
+    /// What the test of single kernels found; `None` if the model was not loaded.
+    pub(super) fn kernels(&self) -> Option<&KernelNotice> {
+        match self {
+            SelfTest::Passed { kernels, .. } | SelfTest::Differs { kernels, .. } => {
+                kernels.as_ref()
+            }
+            SelfTest::Failed(_) => None,
         }
     }
 
@@ -98,7 +136,7 @@ impl SelfTest {
                 "self-test: {N_TOKENS} tokens of the built-in model are the CPU's, after {:.1} s of loading",
                 load.as_secs_f64()
             ),
-            SelfTest::Differs { cpu, device } => format!(
+            SelfTest::Differs { cpu, device, .. } => format!(
                 "self-test FAILED: the built-in model continues {device:?}, on the CPU {cpu:?}; do not use this device, or find with --device-options what is wrong"
             ),
             SelfTest::Failed(why) => format!("self-test FAILED: {why}"),
@@ -106,14 +144,23 @@ impl SelfTest {
     }
 
     pub(super) fn json(&self) -> Value {
+        let mut value = self.words_value();
+        value["kernels"] = json!(self.kernels().map(|kernels| match &kernels.result {
+            Ok(verdict) => runtime::verdict_value(verdict),
+            Err(error) => json!({ "error": error }),
+        }));
+        value
+    }
+
+    fn words_value(&self) -> Value {
         match self {
-            SelfTest::Passed { load, per_token } => json!({
+            SelfTest::Passed { load, per_token, .. } => json!({
                 "passed": true,
                 "tokens": N_TOKENS,
                 "load_seconds": load.as_secs_f64(),
                 "seconds_per_token": per_token.as_secs_f64(),
             }),
-            SelfTest::Differs { cpu, device } => {
+            SelfTest::Differs { cpu, device, .. } => {
                 json!({ "passed": false, "cpu": cpu, "device": device })
             }
             SelfTest::Failed(why) => json!({ "passed": false, "error": why }),

@@ -5,9 +5,10 @@ use hal::format::Code;
 use hal::op::{Down, ExpertRanges, SparseFfn};
 use hal::{Operand, Result, Tensor, TensorDesc};
 use layout::is_transposed_quantised;
+use lower::takes_q8;
 
 use super::matmul::{ExpertTokens, Product, quantize};
-use super::operand::{Weight, takes_q8};
+use super::operand::Weight;
 use super::scratch::{Scratch, ScratchRange};
 use super::{BLOCK, FEW};
 use crate::buffer::{Span, plain};

@@ -2,12 +2,13 @@
 
 use hal::op::{Down, ExpertRanges, SparseFfn};
 use hal::{Operand, Result, Tensor, TensorDesc};
+use lower::takes_q8;
 
 use super::BLOCK;
 use super::down::{DownMany, expert_weights, tokens};
 use super::ffn::{quantizes_x, rule_args};
 use super::matmul::{ExpertTokens, Product, quantize};
-use super::operand::{Weight, takes_q8};
+use super::operand::Weight;
 use super::scratch::{Scratch, ScratchRange};
 use crate::buffer::{Span, plain};
 use crate::lowering::{Lowering, ptr, word};

@@ -5,13 +5,14 @@ use hal::format::Format;
 use hal::op::{Activation, ExpertRanges, FfnKind, Skip, SparseFfn};
 use hal::{Operand, Plan, Result, Rows, Tensor, TensorDesc};
 use layout::stride;
+use lower::takes_q8;
 
 use super::FEW;
-use super::down::{DownProjection, DownScratch, expert_weights, tokens};
+use super::down::{DownProjection, DownScratch, expert_weights};
 use super::experts::{self, ExpertScratch};
 use super::ffn_many::{ManyScratch, lower_many};
 use super::matmul::{WordFill, quantize};
-use super::operand::{Weight, refusal, takes_q8};
+use super::operand::{Weight, refusal};
 use super::scratch::{Scratch, ScratchRange};
 use crate::buffer::{Span, plain};
 use crate::driver::Arg;
@@ -213,11 +214,11 @@ impl FewTokens<'_> {
         let clear = self.clear(range);
         let counts = range.part(0, 4 * N_COUNTS as u64);
         let h = range.part(4 * N_COUNTS as u64, 4 * n_h as u64);
-        let x = tokens(&op.x, self.first_token, self.n_tokens)?;
-        let q8 = self.ranges.q8.span(out)?;
+        let rows = op.x.rows(self.first_token..self.first_token + self.n_tokens);
+        let (x, q8) = (plain(&rows)?, self.ranges.q8.span(out)?);
         let quantized = quantizes_x(op.gate.as_ref().map(|gate| gate.desc().format), up.format);
-        let is_quantized = !quantized || out.quantized(x) == Some(q8);
-        let is_initialised = out.earlier().initialised.take() == Some(clear.span);
+        let is_quantized = !quantized || out.earlier().quantized(&rows) == Some(q8);
+        let is_initialised = out.earlier().take_initialised(&clear.span);
         if !(is_quantized && is_initialised) {
             let n_values = if is_quantized { 0 } else { self.n_tokens * x_desc.n_cols };
             quantize(x, n_values, q8, (!is_initialised).then_some(clear), out);

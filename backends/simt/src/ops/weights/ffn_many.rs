@@ -3,12 +3,13 @@
 
 use hal::op::{ExpertRanges, Skip, SparseFfn};
 use hal::{Operand, Result, Rows, Tensor, TensorDesc};
+use lower::takes_q8;
 
 use super::BLOCK;
 use super::down::{DownProjection, DownScratch, expert_weights, tokens};
 use super::ffn::{quantizes_x, rule_args};
 use super::matmul::{Product, WordFill, quantize};
-use super::operand::{Weight, takes_q8};
+use super::operand::Weight;
 use super::scratch::{Scratch, ScratchRange};
 use crate::buffer::{Span, plain};
 use crate::driver::Arg;

@@ -2,8 +2,9 @@
 
 use hal::op::MatMul;
 use hal::{Operand, Plan, Result, Tensor, TensorDesc};
+use lower::takes_q8;
 
-use super::operand::{Weight, refusal, takes_q8};
+use super::operand::{Weight, refusal};
 use super::scratch::Scratch;
 use super::{BLOCK, FEW, plan_of};
 use crate::buffer::{Span, plain};
@@ -38,10 +39,7 @@ pub(crate) fn products_workspace(w: &TensorDesc, n_tokens: usize) -> u64 {
 }
 
 pub(crate) fn lower_matmul(op: &MatMul<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
-    let (desc, mut x) = (op.x.desc(), plain(&op.x)?);
-    if takes_q8(op.w.desc().format) {
-        x = quantized(x, desc.n_rows * desc.n_cols, out)?;
-    }
+    let (desc, x) = (op.x.desc(), input(op, out)?);
     let (weight, bias, y) =
         (&Weight::new(&op.w)?, out.plain_or_null(op.bias.as_ref())?, plain(&op.y)?);
     Product { weight, x, n_tokens: desc.n_rows, bias, relu: false, experts: None, y }.lower(out);
@@ -71,15 +69,16 @@ pub(crate) fn products(
     Ok(())
 }
 
-/// Quantises `x` to the beginning of the workspace, unless an earlier launch has quantised it, and
-/// returns the location. Only for `MatMul`, which uses the workspace for nothing else.
-fn quantized(x: Span, n_values: usize, out: &mut Lowering<'_>) -> Result<Span> {
-    if let Some(q) = out.quantized(x) {
-        return Ok(q);
+/// The x of a product as the kernel reads it. Quantised values are at the beginning of the
+/// workspace, which `MatMul` uses for nothing else, unless an earlier launch left them elsewhere.
+fn input(op: &MatMul<Tensor>, out: &mut Lowering<'_>) -> Result<Span> {
+    let x = plain(&op.x)?;
+    let Some(q) = quantized_for_matmul(op, out)? else { return Ok(x) };
+    if let Some(earlier) = out.earlier().quantized(&op.x) {
+        return Ok(earlier);
     }
-    let q = Scratch::default().q8(n_values).span(out)?;
-    quantize(x, n_values, q, None, out);
-    out.earlier().quantized = Some((x, q));
+    quantize(x, op.x.desc().n_rows * op.x.desc().n_cols, q, None, out);
+    out.earlier().set_quantized(&op.x, q);
     Ok(q)
 }
 
@@ -102,10 +101,7 @@ const MAX_PRODUCTS_TOGETHER: usize = 3;
 /// Lowers products of one token with up to three matrices of one format to one launch.
 pub(crate) fn lower_together(ops: &[&MatMul<Tensor>], out: &mut Lowering<'_>) -> Result<()> {
     let Some(first) = ops.first() else { return Ok(()) };
-    let mut x = plain(&first.x)?;
-    if takes_q8(first.w.desc().format) {
-        x = quantized(x, first.w.desc().n_cols, out)?;
-    }
+    let x = input(first, out)?;
     let weight = Weight::new(&first.w)?;
     let (desc, lanes) = (weight.desc, weight.lanes());
     let per_block = FEW_ROWS * (FEW_BLOCK as usize / lanes);

@@ -15,7 +15,6 @@ pub(crate) use matmul::{
     WordFill, lower_matmul, lower_together, plan_matmul, products, products_workspace,
     quantized_for_matmul, refuse_products,
 };
-pub(crate) use operand::takes_q8;
 pub(crate) use predict::{lower_predict, plan_predict};
 pub(crate) use rows::{lower_add_positions, lower_get_rows, plan_add_positions, plan_get_rows};
 

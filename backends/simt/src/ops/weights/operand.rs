@@ -1,6 +1,5 @@
 //! A weight as kernels see it.
 
-use hal::format::{Activation, Format};
 use hal::pack::transposed;
 use hal::{Operand, Result, Tensor, TensorDesc};
 use layout::{is_transposed_quantised, needs_tables, stride};
@@ -89,11 +88,6 @@ impl Weight {
         };
         (units / 4).next_power_of_two().clamp(4, 32)
     }
-}
-
-/// Whether products with weights of this format take their activations in Q8 blocks.
-pub(crate) fn takes_q8(format: Format) -> bool {
-    format.activation() == Activation::Q8
 }
 
 /// Why a weight cannot be read row by row; `None` if it can.

@@ -2,10 +2,11 @@
 
 use hal::op::{Down, ExpertRanges, SparseFfn};
 use hal::{Operand, Result, Tensor, TensorDesc};
+use lower::takes_q8;
 
 use super::FEW_TOKENS;
 use super::matmul::{ExpertTokens, Product, decode_source, dots, quantize};
-use super::operand::{Access, Weight, include, lanes, part_rows, takes_q8};
+use super::operand::{Access, Weight, include, lanes, part_rows};
 use super::scratch::{Scratch, ScratchRange};
 use crate::buffer::{Span, plain};
 use crate::facts::Facts;

@@ -2,11 +2,12 @@
 
 use hal::op::{Down, ExpertRanges, SparseFfn};
 use hal::{Operand, Result, Rows, Tensor, TensorDesc};
+use lower::takes_q8;
 
 use super::down::{DownMany, expert_weights, tokens};
 use super::ffn::{activation_codes, kind_code, quantizes_x, skip_code};
 use super::matmul::{ExpertTokens, Product, quantize};
-use super::operand::{Weight, part_rows, takes_q8};
+use super::operand::{Weight, part_rows};
 use super::scratch::{Scratch, ScratchRange};
 use crate::buffer::{Span, plain};
 use crate::facts::Facts;

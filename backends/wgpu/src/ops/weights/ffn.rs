@@ -4,12 +4,13 @@
 use hal::format::Format;
 use hal::op::{Activation, Down, ExpertRanges, FfnKind, Skip, SparseFfn};
 use hal::{Operand, Plan, Result, Rows, Tensor, TensorDesc};
+use lower::takes_q8;
 
-use super::down::{DownProjection, DownScratch, expert_weights, slice, tokens};
+use super::down::{DownProjection, DownScratch, expert_weights, slice};
 use super::experts::{self, ExpertScratch};
 use super::ffn_many::{ManyScratch, chunk_tokens, lower_many};
 use super::matmul::{WordFill, decode_source, dots, quantize};
-use super::operand::{Weight, include, lanes, refusal, takes_q8};
+use super::operand::{Weight, include, lanes, refusal};
 use super::scratch::{Scratch, ScratchRange};
 use super::{FEW_TOKENS, plan_of};
 use crate::buffer::{Span, plain};
@@ -113,6 +114,26 @@ pub(in super::super) fn lower_ffn(op: &SparseFfn<Tensor>, out: &mut Lowering<'_>
     Ok(())
 }
 
+/// What the launch before a block can prepare for its first 16 tokens: where it expects x in Q8
+/// blocks, and words to initialise. Nothing if the block has more tokens; with a row list,
+/// initialising is work for many workgroups.
+pub(in super::super) fn before_ffn(
+    op: &SparseFfn<Tensor>,
+    out: &Lowering<'_>,
+) -> Result<(Option<Span>, Option<WordFill>)> {
+    let (desc, n_tokens) = (op_desc(op), op.x.desc().n_rows);
+    if FfnAlgorithm::select(&desc) != FfnAlgorithm::Few || n_tokens > FEW_TOKENS {
+        return Ok((None, None));
+    }
+    let ranges = FewScratch::new(&desc, out.facts(), &mut Scratch::default());
+    let (starts, first_token) = (&out.dummy(), 0);
+    let few = FewTokens { op, desc: &desc, ranges: &ranges, starts, first_token, n_tokens };
+    let quantized = quantizes_x(desc.gate.as_ref().map(|gate| gate.format), desc.up.format);
+    let q8 = if quantized { Some(ranges.q8.span(out)?) } else { None };
+    let clear = few.clear(&ranges.h.span(out)?);
+    Ok((q8, (!few.has_row_list()).then_some(clear)))
+}
+
 fn op_desc(op: &SparseFfn<Tensor>) -> SparseFfn<TensorDesc> {
     let hal::Op::SparseFfn(desc) = hal::Op::from(op.clone()).to_desc() else {
         unreachable!("`to_desc` keeps the op's variant")
@@ -196,26 +217,32 @@ impl FewTokens<'_> {
     fn lower(&self, out: &mut Lowering<'_>) -> Result<()> {
         let n_h = self.n_tokens * self.desc.up.n_rows;
         let range = self.ranges.h.span(out)?;
+        let clear = self.clear(&range);
         let counts = range.part(0, 4 * N_COUNTS as u64);
         let h = range.part(4 * N_COUNTS as u64, 4 * n_h as u64);
-        let x = tokens(&self.op.x, self.first_token, self.n_tokens)?;
-        let q8 = self.ranges.q8.span(out)?;
-        let listed = self.has_row_list();
-        let clear = WordFill {
-            span: range.part(0, 4 * (N_COUNTS + n_h) as u64),
-            n: if listed { N_COUNTS + n_h } else { N_COUNTS },
-            n_zero: N_COUNTS,
-            word: DROPPED,
-        };
-        let quantized =
-            quantizes_x(self.op.gate.as_ref().map(|g| g.desc().format), self.desc.up.format);
-        let n_values = if quantized { self.n_tokens * self.desc.x.n_cols } else { 0 };
-        let target = if quantized { q8.clone() } else { counts.clone() };
-        quantize(&x, n_values, &target, Some(clear), out)?;
+        let rows = self.op.x.rows(self.first_token..self.first_token + self.n_tokens);
+        let (x, q8) = (plain(&rows)?, self.ranges.q8.span(out)?);
+        let gate = self.desc.gate.as_ref().map(|gate| gate.format);
+        let is_quantized = !quantizes_x(gate, self.desc.up.format)
+            || out.earlier().quantized(&rows).as_ref() == Some(&q8);
+        let is_initialised = out.earlier().take_initialised(&clear.span);
+        if !(is_quantized && is_initialised) {
+            let n_values = if is_quantized { 0 } else { self.n_tokens * self.desc.x.n_cols };
+            let target = if is_quantized { counts.clone() } else { q8.clone() };
+            quantize(&x, n_values, &target, (!is_initialised).then_some(clear), out)?;
+        }
         self.lower_hidden(&x, &q8, &h, &counts, out)?;
         let (op, ranges) = (self.op, self.ranges.down);
         let (first_token, n_tokens) = (self.first_token, self.n_tokens);
         DownProjection { op, ranges, first_token, n_tokens, h, counts }.lower(out)
+    }
+
+    /// Initial contents of counts and neuron values. With a row list, the other neurons are marked
+    /// as skipped.
+    fn clear(&self, range: &Span) -> WordFill {
+        let n_h = if self.has_row_list() { self.n_tokens * self.desc.up.n_rows } else { 0 };
+        let n = N_COUNTS + n_h;
+        WordFill { span: range.part(0, 4 * n as u64), n, n_zero: N_COUNTS, word: DROPPED }
     }
 
     /// Computes the values of all active neurons.

@@ -3,11 +3,12 @@
 
 use hal::op::{ExpertRanges, Skip, SparseFfn};
 use hal::{Operand, Result, Rows, Tensor, TensorDesc};
+use lower::takes_q8;
 
 use super::down::{DownProjection, DownScratch, expert_weights, tokens};
 use super::ffn::{activation_codes, kind_code, quantizes_x, skip_code};
 use super::matmul::{Product, WordFill, quantize};
-use super::operand::{Weight, takes_q8};
+use super::operand::Weight;
 use super::scratch::{Scratch, ScratchRange};
 use crate::buffer::{Span, plain};
 use crate::facts::Facts;

@@ -2,8 +2,9 @@
 
 use hal::op::MatMul;
 use hal::{Operand, Plan, Result, Tensor, TensorDesc};
+use lower::takes_q8;
 
-use super::operand::{Access, Weight, include, lanes, refusal, takes_q8};
+use super::operand::{Access, Weight, include, lanes, refusal};
 use super::scratch::Scratch;
 use super::{FEW_TOKENS, plan_of};
 use crate::buffer::{Span, plain};
@@ -43,8 +44,84 @@ fn products_scratch(w: &TensorDesc, n_tokens: usize) -> Scratch {
 }
 
 pub(in super::super) fn lower_matmul(op: &MatMul<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
-    let n_tokens = op.x.desc().n_rows;
-    products(&op.w, &plain(&op.x)?, n_tokens, op.bias.as_ref(), plain(&op.y)?, 0, out)
+    let (x, n_tokens, y) = (input(op, out)?, op.x.desc().n_rows, plain(&op.y)?);
+    let weight = Weight::new(&op.w, 1, out)?;
+    let bias = op.bias.as_ref().map(plain).transpose()?;
+    Product { weight: &weight, x, n_tokens, bias, relu: false, experts: None, y }.lower(out)
+}
+
+/// The x of a product as the shader reads it. Quantised values are at the beginning of the
+/// workspace, which `MatMul` uses for nothing else, unless an earlier dispatch left them elsewhere.
+fn input(op: &MatMul<Tensor>, out: &mut Lowering<'_>) -> Result<Span> {
+    let x = plain(&op.x)?;
+    let Some(q) = quantized_for_matmul(op, out)? else { return Ok(x) };
+    if let Some(earlier) = out.earlier().quantized(&op.x) {
+        return Ok(earlier);
+    }
+    quantize(&x, op.x.desc().n_rows * op.x.desc().n_cols, &q, None, out)?;
+    out.earlier().set_quantized(&op.x, q.clone());
+    Ok(q)
+}
+
+/// Where a product expects its x in Q8 blocks; `None` if the product reads F32.
+pub(in super::super) fn quantized_for_matmul(
+    op: &MatMul<Tensor>,
+    out: &Lowering<'_>,
+) -> Result<Option<Span>> {
+    let desc = op.x.desc();
+    if takes_q8(op.w.desc().format) {
+        Scratch::default().q8(desc.n_rows * desc.n_cols).span(out).map(Some)
+    } else {
+        Ok(None)
+    }
+}
+
+/// Whether one binding covers the whole weight.
+pub(in super::super) fn is_one_binding(w: &Tensor, out: &Lowering<'_>) -> Result<bool> {
+    Ok(Weight::new(w, 1, out)?.parts.len() == 1)
+}
+
+/// Names of the matrices of `matmul_three`, which are its maximum number.
+const NAMES: [&str; 3] = ["first", "second", "third"];
+
+/// Lowers products of one token with up to three matrices of one format to one dispatch. Each
+/// matrix fits a binding.
+pub(in super::super) fn lower_together(
+    ops: &[&MatMul<Tensor>],
+    out: &mut Lowering<'_>,
+) -> Result<()> {
+    let Some(first) = ops.first() else { return Ok(()) };
+    let x = input(first, out)?;
+    let weight = Weight::new(&first.w, 1, out)?;
+    let (desc, lanes) = (weight.desc, lanes(&weight.desc, out.facts()));
+    let row = out.facts().tuning.row as usize;
+    let mut source = decode_source(Source::new("matmul_three"), 1, row);
+    for name in NAMES {
+        source = include(source, name, &desc, dots(1))?;
+    }
+    let [mut weights, mut biases, mut results] = [const { Vec::new() }; 3];
+    let (mut n_rows, mut n_groups, mut has_bias) = ([0; NAMES.len()], 0, 0);
+    for (i, n_rows) in n_rows.iter_mut().enumerate() {
+        // A missing matrix has no rows; the first is bound in its place.
+        let op = ops.get(i).unwrap_or(first);
+        let weight = Weight::new(&op.w, 1, out)?;
+        weights.extend(weight.parts.first().map(|part| part.span.clone()));
+        biases.push(out.plain_or_dummy(op.bias.as_ref())?);
+        results.push(plain(&op.y)?);
+        if i < ops.len() {
+            *n_rows = weight.desc.n_rows;
+            n_groups += n_rows.div_ceil(row / lanes);
+            has_bias |= usize::from(op.bias.is_some()) << i;
+        }
+    }
+    let numbers = [n_rows[0], n_rows[1], n_rows[2], weight.row_words, desc.n_cols, lanes, has_bias];
+    let mut spans = weights;
+    spans.push(weight.tables(out)?);
+    spans.extend([x.clone(), x.clone(), x]);
+    spans.extend(biases);
+    spans.extend(results);
+    let grid = out.facts().grid(n_groups);
+    out.dispatch(&source, &spans, &numbers.map(|n| n as u32), grid)
 }
 
 /// `y[t, i] = w[i] . x[t] + bias[i]`. The workspace from byte `scratch` on (a multiple of 256)
@@ -70,13 +147,14 @@ pub(in super::super) fn products(
     Product { weight: &weight, x, n_tokens, bias, relu: false, experts: None, y }.lower(out)
 }
 
-/// Words that the quantisation dispatch also sets: the first `n_zero` of `n` to 0, the others to
+/// Words that a quantisation or norm dispatch also sets: the first `n_zero` of `n` to 0, the others to
 /// `word`.
-pub(super) struct WordFill {
-    pub(super) span: Span,
-    pub(super) n: usize,
-    pub(super) n_zero: usize,
-    pub(super) word: u32,
+#[derive(Clone, Debug)]
+pub(in super::super) struct WordFill {
+    pub(in super::super) span: Span,
+    pub(in super::super) n: usize,
+    pub(in super::super) n_zero: usize,
+    pub(in super::super) word: u32,
 }
 
 /// Quantises `n_values` of `x`, which are whole blocks, to Q8 in `q`.

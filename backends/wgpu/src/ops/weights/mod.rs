@@ -13,8 +13,11 @@ mod scratch;
 #[cfg(test)]
 mod tests;
 
-pub(super) use ffn::{lower_ffn, plan_ffn};
-pub(super) use matmul::{lower_matmul, plan_matmul, products, products_workspace, refuse_products};
+pub(super) use ffn::{before_ffn, lower_ffn, plan_ffn};
+pub(super) use matmul::{
+    WordFill, is_one_binding, lower_matmul, lower_together, plan_matmul, products,
+    products_workspace, quantized_for_matmul, refuse_products,
+};
 pub(super) use predict::{lower_predict, plan_predict};
 pub(super) use rows::{lower_add_positions, lower_get_rows, plan_add_positions, plan_get_rows};
 

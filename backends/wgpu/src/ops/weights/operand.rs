@@ -1,7 +1,7 @@
 //! A weight as shaders see it: the shader files that read its format, and ranges of rows that fit
 //! one binding.
 
-use hal::format::{Activation, Code, Format};
+use hal::format::{Code, Format};
 use hal::pack::transposed;
 use hal::{Operand, Result, Tensor, TensorDesc};
 
@@ -68,11 +68,6 @@ fn format_file(format: Format) -> Option<&'static str> {
 /// Whether the format's shader file unpacks the codes of a block four at a time.
 fn reads_four(format: Format) -> bool {
     needs_tables(format) || format == Format::MXFP4
-}
-
-/// Whether products with weights of this format take their activations in Q8 blocks.
-pub(super) fn takes_q8(format: Format) -> bool {
-    format.activation() == Activation::Q8
 }
 
 /// Includes the shader code that reads a weight like `desc`. The names of its functions begin with

@@ -2,9 +2,10 @@
 
 use hal::op::{HiddenActivation, Predict};
 use hal::{Operand, Plan, Result, Tensor, TensorDesc};
+use lower::takes_q8;
 
 use super::matmul::{Product, quantize};
-use super::operand::{Weight, refusal, takes_q8};
+use super::operand::{Weight, refusal};
 use super::plan_of;
 use super::scratch::{Scratch, ScratchRange};
 use crate::buffer::plain;

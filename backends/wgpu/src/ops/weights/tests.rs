@@ -44,6 +44,11 @@ fn check_format(format: Format, sizes: [u32; 2]) {
     for name in ["matmul_few", many, "across_few", "get_rows"] {
         check_all(name, "weight", &desc, sizes);
     }
+    let mut three = decode_source(Source::new("matmul_three"), 1, sizes[1] as usize);
+    for name in ["first", "second", "third"] {
+        three = include(three, name, &desc, Access::DotsOne).expect("a weight");
+    }
+    translate(&three, false).unwrap_or_else(|error| panic!("{desc}: {error}"));
     let layouts = [Layout::Rows, Layout::Transposed { n_source: 256 }];
     for layout in layouts {
         for name in ["down_few", "down_many"] {

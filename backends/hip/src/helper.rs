@@ -1,0 +1,171 @@
+//! Compiles kernels in a child process: ROCm's compiler ends its process if it does not know an
+//! architecture (5.2), and a bug in it must not end the program that generates a text. Several
+//! children also compile at once, which the compiler in one process cannot.
+
+use std::fmt;
+use std::io::{self, Read, Write};
+use std::path::PathBuf;
+use std::process::{Command, ExitStatus, Stdio};
+use std::sync::Arc;
+
+use hal::{Error, Result};
+
+use crate::library;
+use crate::sources::Source;
+
+/// Called when a compilation begins (`true`) and ends (`false`), by several threads at once.
+pub type CompilationWatch = Arc<dyn Fn(bool) + Send + Sync>;
+
+/// How kernels are compiled.
+#[derive(Clone, Default)]
+pub struct Compilation {
+    /// Folder of the cache of compiled kernels.
+    pub folder: Option<PathBuf>,
+    /// A program and its argument with which it calls [`serve_compilation`]; `None` compiles in this
+    /// process.
+    pub helper: Option<(PathBuf, &'static str)>,
+    /// Called around each compilation.
+    pub watch: Option<CompilationWatch>,
+}
+
+impl fmt::Debug for Compilation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Compilation { folder, helper, .. } = self;
+        f.debug_struct("Compilation")
+            .field("folder", folder)
+            .field("helper", helper)
+            .finish_non_exhaustive()
+    }
+}
+
+/// First bytes of an answer: the compiler may write its own text before it.
+const MAGIC: &[u8] = b"\0tclrtc1\0";
+/// Longest part of a request: kernel sources have about 100 kB.
+const MAX_PART: u32 = 16 << 20;
+/// Most parts of a request.
+const MAX_PARTS: u32 = 256;
+
+/// Compiles `source` in a child of `helper`.
+///
+/// # Errors
+/// [`Error::Driver`]: that of the compiler, or how the child ended.
+pub(crate) fn compile(
+    (program, argument): &(PathBuf, &'static str),
+    suffix: &str,
+    source: &Source,
+    options: &[String],
+) -> Result<Vec<u8>> {
+    let parts = [suffix, &source.unit, &source.text].into_iter();
+    let parts: Vec<&str> = parts.chain(options.iter().map(String::as_str)).collect();
+    let failed = |code: i64, message: String| Error::Driver {
+        call: format!("hiprtcCompileProgram of {}", source.unit),
+        code,
+        message,
+    };
+    let (status, output) = run_child(program, argument, &parts)
+        .map_err(|error| failed(0, format!("the compiler's process: {error}")))?;
+    let answer = output.windows(MAGIC.len()).position(|window| window == MAGIC);
+    let answer = answer.map(|at| &output[at + MAGIC.len()..]).filter(|_| status.success());
+    match answer.and_then(<[u8]>::split_first) {
+        Some((0, code)) => Ok(code.to_vec()),
+        Some((_, message)) => Err(failed(0, String::from_utf8_lossy(message).into_owned())),
+        None => Err(failed(0, format!("ROCm's compiler crashed ({status}) for this architecture"))),
+    }
+}
+
+fn run_child(
+    program: &PathBuf,
+    argument: &str,
+    parts: &[&str],
+) -> io::Result<(ExitStatus, Vec<u8>)> {
+    let mut command = Command::new(program);
+    command.arg(argument).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut child = command.spawn()?;
+    if let Some(mut input) = child.stdin.take() {
+        let mut request = Vec::new();
+        request.extend_from_slice(&(parts.len() as u32).to_le_bytes());
+        for part in parts {
+            request.extend_from_slice(&(part.len() as u32).to_le_bytes());
+            request.extend_from_slice(part.as_bytes());
+        }
+        // A child that ended reads nothing; its status says why.
+        let _ = input.write_all(&request);
+    }
+    let output = child.wait_with_output()?;
+    Ok((output.status, output.stdout))
+}
+
+/// Answers one request of a parent process.
+///
+/// # Errors
+/// A request that is cut off or too long; errors of the streams.
+pub fn serve_compilation(input: &mut dyn Read, output: &mut dyn Write) -> io::Result<()> {
+    let invalid = || io::Error::new(io::ErrorKind::InvalidData, "the request is invalid");
+    let number = |most: u32, input: &mut dyn Read| -> io::Result<u32> {
+        let mut bytes = [0; 4];
+        input.read_exact(&mut bytes)?;
+        Some(u32::from_le_bytes(bytes)).filter(|n| *n <= most).ok_or_else(invalid)
+    };
+    let n_parts = number(MAX_PARTS, input)?;
+    let mut parts = Vec::new();
+    for _ in 0..n_parts {
+        let len = number(MAX_PART, input)?;
+        let mut text = String::new();
+        input.take(u64::from(len)).read_to_string(&mut text)?;
+        parts.push(Some(text).filter(|text| text.len() == len as usize).ok_or_else(invalid)?);
+    }
+    let mut parts = parts.into_iter();
+    let (Some(suffix), Some(unit), Some(text)) = (parts.next(), parts.next(), parts.next()) else {
+        return Err(invalid());
+    };
+    let options: Vec<String> = parts.collect();
+    let source = Source { unit, text, options: Vec::new() };
+    let compiled = match library::compiler_of(&suffix) {
+        Ok(compiler) => compiler.compile(&source, &options),
+        Err(missing) => Err(missing.into()),
+    };
+    output.write_all(MAGIC)?;
+    match compiled {
+        Ok(code) => {
+            output.write_all(&[0])?;
+            output.write_all(&code)?;
+        }
+        Err(error) => {
+            output.write_all(&[1])?;
+            // The parent adds the call.
+            let text =
+                if let Error::Driver { message, .. } = error { message } else { error.to_string() };
+            output.write_all(text.as_bytes())?;
+        }
+    }
+    output.flush()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn invalid_requests_are_refused() {
+        let serve = |request: &[u8]| serve_compilation(&mut &request[..], &mut Vec::new());
+        for request in
+            [&[][..], &[1, 0, 0, 0], &[255; 8], &[1, 0, 0, 0, 9, 0, 0, 0, b'x'], &[0, 0, 0, 0]]
+        {
+            assert!(serve(request).is_err(), "{request:?}");
+        }
+    }
+
+    #[test]
+    fn a_child_that_crashes_or_is_missing_is_an_error() {
+        let source = Source { unit: "add".to_owned(), text: "x".repeat(1 << 20), options: vec![] };
+        let compile_with = |program: &str, argument: &'static str| {
+            compile(&(PathBuf::from(program), argument), ".7", &source, &[]).unwrap_err()
+        };
+        let crashed = compile_with("/bin/sh", "-c");
+        assert!(crashed.to_string().contains("crashed (exit status"), "{crashed}");
+        let silent = compile_with("/bin/true", "");
+        assert!(silent.to_string().contains("crashed"), "{silent}");
+        let missing = compile_with("/no/such/program", "");
+        assert!(missing.to_string().contains("the compiler's process"), "{missing}");
+    }
+}

@@ -1,0 +1,195 @@
+//! Sequences of ops that one launch can compute, in the order in which layers have them.
+
+use hal::format::{Activation, Format};
+use hal::op::{Add, Attention, MatMul, Norm, Rope, SparseFfn, StoreKv};
+use hal::{Op, Operand, Result, Tensor};
+
+use crate::Emit;
+use crate::earlier::is_same;
+
+/// Maximum number of products in a launch: queries, keys and values.
+const MAX_PRODUCTS: usize = 3;
+
+/// The first ops of a program, lowered together.
+#[derive(Debug)]
+pub enum Step<'a> {
+    /// A norm, with the addition before it and preparations for the op after it.
+    Norm(FusedNorm<'a>),
+    /// Attention.
+    Attention {
+        /// The op.
+        op: &'a Attention<Tensor>,
+        /// Whether the next op reads the result in Q8 blocks.
+        quantize: bool,
+    },
+    /// RoPE of queries and of keys, and the store of keys and values.
+    RopeStore(RopeStore<'a>),
+    /// Products of one token with two or three matrices of one format.
+    Products(Vec<&'a MatMul<Tensor>>),
+    /// An op alone.
+    Single(&'a Op),
+}
+
+/// A norm and what is fused with it.
+#[derive(Clone, Copy, Debug)]
+pub struct FusedNorm<'a> {
+    /// The norm.
+    pub norm: &'a Norm<Tensor>,
+    /// The addition that computes the norm's input.
+    pub add: Option<&'a Add<Tensor>>,
+    /// The op that reads the result.
+    pub reader: NormReader<'a>,
+}
+
+/// The op after a norm, for which the norm may quantise its result.
+#[derive(Clone, Copy, Debug)]
+pub enum NormReader<'a> {
+    /// A product.
+    MatMul(&'a MatMul<Tensor>),
+    /// A feed-forward block.
+    SparseFfn(&'a SparseFfn<Tensor>),
+    /// Another op, or an op that does not read the result, or the norm cannot be fused.
+    Other,
+}
+
+/// RoPE of queries and of keys by the same angles, and the store of these keys with their values.
+#[derive(Clone, Copy, Debug)]
+pub struct RopeStore<'a> {
+    /// RoPE of the queries.
+    pub q: &'a Rope<Tensor>,
+    /// RoPE of the keys.
+    pub k: &'a Rope<Tensor>,
+    /// The store.
+    pub store: &'a StoreKv<Tensor>,
+}
+
+impl<'a> Step<'a> {
+    /// The longest fusable sequence that `ops` begins with; `None` without ops.
+    pub(crate) fn first(ops: &'a [Op], rules: &impl Emit) -> Result<Option<Step<'a>>> {
+        Ok(Some(match ops {
+            [Op::Add(add), Op::Norm(norm), rest @ ..] if is_sum_normed(add, norm, rules)? => {
+                Step::Norm(FusedNorm::new(norm, Some(add), rest, rules)?)
+            }
+            [Op::Norm(norm), rest @ ..] => Step::Norm(FusedNorm::new(norm, None, rest, rules)?),
+            [Op::Attention(op), rest @ ..] => {
+                Step::Attention { op, quantize: reads_quantized(rest, &op.y) }
+            }
+            [Op::Rope(q), Op::Rope(k), Op::StoreKv(store), ..]
+                if RopeStore { q, k, store }.is_fusable(rules) =>
+            {
+                Step::RopeStore(RopeStore { q, k, store })
+            }
+            [Op::MatMul(first), ..] => match products(first, ops, rules)? {
+                together if together.len() > 1 => Step::Products(together),
+                _ => Step::Single(&ops[0]),
+            },
+            [op, ..] => Step::Single(op),
+            [] => return Ok(None),
+        }))
+    }
+
+    /// The number of ops that the step lowers.
+    #[must_use]
+    pub fn n_ops(&self) -> usize {
+        match self {
+            Step::Norm(fused) => 1 + usize::from(fused.add.is_some()),
+            Step::Attention { .. } | Step::Single(_) => 1,
+            Step::RopeStore(_) => 3,
+            Step::Products(ops) => ops.len(),
+        }
+    }
+}
+
+fn is_sum_normed(add: &Add<Tensor>, norm: &Norm<Tensor>, rules: &impl Emit) -> Result<bool> {
+    Ok(is_same(&add.x, &norm.x) && rules.fuses_norm(norm, Some(&add.a))?)
+}
+
+impl<'a> FusedNorm<'a> {
+    fn new(
+        norm: &'a Norm<Tensor>,
+        add: Option<&'a Add<Tensor>>,
+        rest: &'a [Op],
+        rules: &impl Emit,
+    ) -> Result<FusedNorm<'a>> {
+        // A post may come first: it reads the norm's result and does not change it.
+        let next = rest.iter().find(|op| !matches!(op, Op::Post(_)));
+        let reader = match next {
+            Some(Op::MatMul(op)) if is_same(&op.x, &norm.y) => NormReader::MatMul(op),
+            Some(Op::SparseFfn(op)) if is_same(&op.x, &norm.y) => NormReader::SparseFfn(op),
+            Some(_) | None => NormReader::Other,
+        };
+        let fused = rules.fuses_norm(norm, add.map(|add| &add.a))?;
+        Ok(FusedNorm { norm, add, reader: if fused { reader } else { NormReader::Other } })
+    }
+}
+
+/// Whether the next op is a product that reads `x` in Q8 blocks.
+fn reads_quantized(rest: &[Op], x: &Tensor) -> bool {
+    match rest.first() {
+        Some(Op::MatMul(op)) => is_same(&op.x, x) && takes_q8(op.w.desc().format),
+        _ => false,
+    }
+}
+
+/// Whether products with weights of this format take their activations in Q8 blocks.
+#[must_use]
+pub fn takes_q8(format: Format) -> bool {
+    format.activation() == Activation::Q8
+}
+
+/// The products at the beginning of `ops` that one launch can compute: they have one token, the
+/// same x, weights of one format, and results that do not overlap.
+fn products<'a>(
+    first: &'a MatMul<Tensor>,
+    ops: &'a [Op],
+    rules: &impl Emit,
+) -> Result<Vec<&'a MatMul<Tensor>>> {
+    let mut together = vec![first];
+    if first.x.desc().n_rows != 1 || !rules.fuses_product(first)? {
+        return Ok(together);
+    }
+    for op in ops.iter().take(MAX_PRODUCTS).skip(1) {
+        let Op::MatMul(op) = op else { break };
+        let same = is_same(&op.x, &first.x) && op.w.desc().format == first.w.desc().format;
+        let written = together.iter().any(|other| other.y.overlaps(&op.y));
+        if !same || written || op.y.overlaps(&op.x) || !rules.fuses_product(op)? {
+            break;
+        }
+        together.push(op);
+    }
+    Ok(together)
+}
+
+impl RopeStore<'_> {
+    /// Number of key heads.
+    #[must_use]
+    pub fn n_head_kv(&self) -> usize {
+        self.k.x.desc().n_cols / self.k.d_head
+    }
+
+    /// Size of a value head.
+    #[must_use]
+    pub fn d_value(&self) -> usize {
+        self.store.v.desc().n_cols / self.n_head_kv().max(1)
+    }
+
+    /// Whether one launch can run all three ops: `store` stores the keys that `k` rotates, both
+    /// rotations are the same, and the device stores whole heads of these sizes.
+    fn is_fusable(&self, rules: &impl Emit) -> bool {
+        let RopeStore { q, k, store } = self;
+        let words = &q.batch.words;
+        let same_step = is_same(words, &k.batch.words) && is_same(words, &store.batch.words);
+        let rotation =
+            |op: &Rope<Tensor>| (op.d_head, op.first, op.n_rot, op.pairing, op.scale.to_bits());
+        let same_rotation = rotation(q) == rotation(k) && is_same(&q.freqs, &k.freqs);
+        let whole = self.d_value() * self.n_head_kv() == store.v.desc().n_cols;
+        let apart = !q.x.overlaps(&k.x) && !q.x.overlaps(&store.v);
+        same_step
+            && same_rotation
+            && whole
+            && apart
+            && is_same(&k.x, &store.k)
+            && q.x.desc().n_rows == k.x.desc().n_rows
+            && rules.stores_heads(self)
+    }
+}
