@@ -138,6 +138,12 @@ fn any_budget_gives_the_bits_of_neurons_in_memory() {
             assert!(logits(&mut smallest) == expected, "{name}, {neurons:?}, smallest budget");
             let disk = smallest.take_stats().unwrap().disk;
             assert!(disk.misses > 1000 && disk.hits > 0, "{name}, {neurons:?}: {disk:?}");
+            if neurons == NeuronReads::Bundles {
+                // Each neuron has its own pages: 3,264 or 6,144 bytes of rows.
+                let each = tiers.rows_per_token.0 as f64 / tiers.row_reads_per_token;
+                let expected = if name == "F16" { 8192.0 } else { 4096.0 };
+                assert!((each - expected).abs() < 1.0, "{name}: {each} bytes a neuron");
+            }
             for eighths in [1, 6] {
                 let mut budget = budget + Bytes(tiers.on_disk().0 * eighths / 8 + 4096);
                 let mut engine = fixture.load_in(&mut budget, neurons);
@@ -167,6 +173,24 @@ fn neurons_that_no_token_needs_are_not_read() {
     };
     let (layers, bundles) = (read(NeuronReads::Layer), read(NeuronReads::Bundles));
     assert!(bundles > 0 && bundles * 2 < layers, "{bundles} bytes, with whole layers {layers}");
+}
+
+/// The predictor of the next layer orders reads before its layer begins.
+#[test]
+fn neurons_of_the_next_layer_are_read_ahead() {
+    let mut spec = Spec::parse("1024x4x4096x8/2:Q8_0:relu:pwri").unwrap();
+    spec.n_vocab = 512;
+    let fixture = Fixture::synthetic(&spec);
+    let mut engine = fixture.load_in(&mut fixture.memory_for(48 << 20), NeuronReads::Bundles);
+    let (mut sequence, never) = (engine.new_sequence(), AtomicBool::new(false));
+    for token in 0..20 {
+        let mut none = |_: usize, _: &[f32]| {};
+        engine.feed(&mut sequence, &[token], LogitsRequest::None, &never, &mut none).unwrap();
+    }
+    let disk = engine.take_stats().unwrap().disk;
+    // Nothing guesses for the first of four layers.
+    assert!(disk.ahead * 2 > disk.misses, "{disk:?}");
+    assert!(disk.wasted.0 * 4 < disk.read.0, "{disk:?}");
 }
 
 /// The room is filled with the neurons that the profile says are used most, before the first token.

@@ -27,8 +27,7 @@ use hal::op::{
     Activation, Add, Down, FfnKind, HiddenActivation, MatMul, NEVER_DENSE, Predict, Skip, SparseFfn,
 };
 use hal::{
-    Bytes, Device, DeviceId, HostRows, PackDesc, Program, Queue, RowSet, Rows, Select, Tensor,
-    TensorDesc,
+    Bytes, Device, DeviceId, HostRows, PackDesc, Program, Queue, RowSet, Rows, Tensor, TensorDesc,
 };
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -206,8 +205,7 @@ impl Weights {
             let down = rows(random(format, n_embd, n_ff, &mut rng)?, n_embd, n_ff, format)?;
             let whole =
                 |label, rows: &HostRows| device.import(label, &PackDesc::whole(rows.desc()), rows);
-            let transposed =
-                PackDesc { source: down.desc(), select: Select::All, transpose: true, spare: 0 };
+            let transposed = PackDesc { transpose: true, ..PackDesc::whole(down.desc()) };
             Ok(Layer {
                 gate: whole("gate", &gate)?,
                 up: whole("up", &up)?,

@@ -53,9 +53,10 @@ pub use observe::{InputObserver, ObservedBlock, ObservedInput};
 pub use ops::memory::state_bytes;
 pub use ops::scratch::scratch_width;
 pub use options::{
-    DenseFrom, EngineOptions, NeuronReads, PagingOptions, PlannerInputs, Sparsity, Streaming,
+    DenseFrom, EngineOptions, NeuronReads, PagingOptions, PlannerInputs, ReadRates, Sparsity,
+    Streaming,
 };
-pub use paging::{ReadRates, Tiers};
+pub use paging::Tiers;
 pub use replay::arena::LayerActivity;
 pub use run::{Engine, NoticeCallback, SAVED_HEAD, SavedHead, is_saved_sequence};
 pub use sequence::{EachLogits, Feed, LogitsRequest, Sequence};

@@ -119,6 +119,24 @@ pub enum NeuronReads {
     Bundles,
 }
 
+/// How fast a disk reads.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ReadRates {
+    /// Bytes per second of large reads.
+    pub bandwidth: f64,
+    /// Reads of a neuron's rows per second.
+    pub small_reads: f64,
+}
+
+impl ReadRates {
+    /// The rates of a usual solid-state disk with this bandwidth: it reads 16 KiB in the time in
+    /// which a large read gets 32 KiB.
+    #[must_use]
+    pub fn of_bandwidth(bandwidth: f64) -> ReadRates {
+        ReadRates { bandwidth, small_reads: bandwidth / f64::from(32 << 10) }
+    }
+}
+
 /// Shares of active rows for [`hal::op::SparseFfn::dense_from`], one for each of
 /// [`DenseFrom::TOKENS`].
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -147,6 +165,8 @@ pub struct PlannerInputs {
     pub uses: Option<Arc<Vec<Vec<f32>>>>,
     /// The share of neurons that a token uses in a sparse model, where `uses` is unknown.
     pub density: f64,
+    /// How fast the disk reads that weights are on; `None` if that is unknown or all are in memory.
+    pub disk: Option<ReadRates>,
     /// Measured speeds of the devices, in their order. A missing entry means a device 100
     /// times as fast as the CPU with free hand-offs, so that all of its budget is used.
     pub speeds: Vec<Speed>,
@@ -164,7 +184,8 @@ impl Default for PlannerInputs {
     fn default() -> PlannerInputs {
         let constraints = PlanConstraints::default();
         let rules = Arc::default();
-        PlannerInputs { uses: None, density: USUAL_DENSITY, speeds: Vec::new(), constraints, rules }
+        let (uses, disk, speeds) = Default::default();
+        PlannerInputs { uses, density: USUAL_DENSITY, disk, speeds, constraints, rules }
     }
 }
 

@@ -6,12 +6,18 @@ use std::ops::AddAssign;
 
 /// Number of tokens between two decisions.
 pub const DECISION_INTERVAL: usize = 32;
-/// Factor on every count at each decision. With it, the counts represent about the last 300 tokens.
-const DECAY: f32 = 0.9;
+/// Factor on every count at each decision. With it, the counts represent about the last 150 tokens:
+/// with more, exchanges come too late for texts that change their subject every few hundred tokens;
+/// with fewer, counts are noise.
+const DECAY: f32 = 0.8;
 /// Number of counted tokens that the expected shares stand for.
 const PRIOR_TOKENS: f32 = 64.0;
-/// Minimum gain of a swap ([`Swap::gain`]): above the statistical noise of a few hundred tokens.
+/// Minimum gain of a swap ([`Swap::gain`]): above the statistical noise of 150 tokens.
 const MIN_GAIN: f64 = 0.1;
+/// Largest minimum gain that [`Balance`] asks for: only a text that has long changed for good has it.
+const MOST_CAUTIOUS_GAIN: f64 = 0.8;
+/// The share of all uses that exchanges may have moved to the CPU before they become more cautious.
+const MAX_LOSS: f64 = 0.01;
 /// Number of tokens within which a swap must pay off.
 const PAYBACK_TOKENS: f64 = 256.0;
 /// Maximum share of the decode time that swaps may take.
@@ -26,6 +32,9 @@ pub struct Bounds {
     pub min_gain: Option<f64>,
     /// Maximum number of swaps at one decision.
     pub max_swaps: usize,
+    /// The number of swaps at each decision that the share of time for them allows; below 1, several
+    /// decisions allow one.
+    pub per_decision: f64,
 }
 
 impl Bounds {
@@ -39,9 +48,70 @@ impl Bounds {
         let time = token.map_or(f64::INFINITY, |token| {
             MAX_TIME_SHARE * DECISION_INTERVAL as f64 * token / cost
         });
-        // Always allows one swap, because a decision without any swap would be useless.
         let max_swaps = if time < MAX_SWAPS as f64 { (time as usize).max(1) } else { MAX_SWAPS };
-        Bounds { min_gain, max_swaps }
+        Bounds { min_gain, max_swaps, per_decision: time }
+    }
+
+    /// The limits with a minimum gain that is larger by `caution`.
+    #[must_use]
+    pub fn with_caution(self, caution: f64) -> Bounds {
+        let raised = |gain: f64| (gain * caution).min(MOST_CAUTIOUS_GAIN).max(gain);
+        Bounds { min_gain: self.min_gain.map(raised), ..self }
+    }
+}
+
+/// What exchanges have gained so far, in uses of neurons on the device, compared with the placement
+/// that the model was loaded with. A text can change its subject so that each exchange comes too
+/// late; exchanges that lose become rarer.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Balance {
+    gained: f64,
+    uses: f64,
+    caution: f64,
+}
+
+impl Default for Balance {
+    fn default() -> Balance {
+        Balance { gained: 0.0, uses: 0.0, caution: 1.0 }
+    }
+}
+
+impl Balance {
+    /// Counts `uses` of neurons: those that were on the device if `now`, and would have been there
+    /// without any exchange if `before`.
+    pub fn add(&mut self, uses: f32, now: bool, before: bool) {
+        let uses = f64::from(uses);
+        self.uses += uses;
+        self.gained += uses * f64::from(i8::from(now) - i8::from(before));
+    }
+
+    /// The factor on the minimum gain at this decision: twice the last one after a loss, half of it
+    /// after a gain.
+    pub fn caution(&mut self) -> f64 {
+        let (loss, most) = (MAX_LOSS * self.uses, MOST_CAUTIOUS_GAIN / MIN_GAIN);
+        if self.gained < -loss {
+            self.caution = (2.0 * self.caution).min(most);
+        } else if self.gained > loss {
+            self.caution = (self.caution / 2.0).max(1.0);
+        }
+        self.caution
+    }
+}
+
+/// The swaps that the limits allow and that were not made yet.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Allowance(f64);
+
+impl Allowance {
+    /// The number of swaps that a decision may make, if each one may make `per_decision`.
+    pub fn next(&mut self, per_decision: f64) -> usize {
+        self.0 = (self.0 + per_decision).min(per_decision.max(1.0));
+        self.0 as usize
+    }
+
+    /// Counts swaps that were made.
+    pub fn spend(&mut self, swaps: usize) {
+        self.0 = (self.0 - swaps as f64).max(0.0);
     }
 }
 
@@ -198,7 +268,8 @@ pub fn best_swaps(mut all: Vec<Swap>, max_swaps: usize) -> Vec<Swap> {
 mod tests {
     use super::*;
 
-    const EAGER: Bounds = Bounds { min_gain: Some(MIN_GAIN), max_swaps: MAX_SWAPS };
+    const EAGER: Bounds =
+        Bounds { min_gain: Some(MIN_GAIN), max_swaps: MAX_SWAPS, per_decision: f64::INFINITY };
 
     fn heat(shares: &[f32]) -> Heat {
         Heat::new(shares.iter().copied())
@@ -216,7 +287,7 @@ mod tests {
         assert_eq!(swaps(at, [&[0, 1, 2], &[6, 3, 4, 5]], 1, &one), all);
         assert!(swaps(at, [&[0, 2], &[6, 3, 4]], 1, &EAGER).is_empty());
         assert!(swaps(at, [&[], &[6, 3, 4]], 1, &EAGER).is_empty());
-        assert!(swaps(at, [&[1], &[0]], 1, &Bounds { min_gain: None, max_swaps: 9 }).is_empty());
+        assert!(swaps(at, [&[1], &[0]], 1, &Bounds { min_gain: None, ..EAGER }).is_empty());
     }
 
     #[test]
@@ -268,15 +339,79 @@ mod tests {
     fn bounds_require_that_swaps_pay_off() {
         // The device saves 1 us per use of a neuron and a swap takes 10 us, so a difference of 0.1
         // in use pays off within 100 tokens.
-        assert_eq!(
-            Bounds::new(1e-6, 1e-5, None),
-            Bounds { min_gain: Some(MIN_GAIN), max_swaps: MAX_SWAPS }
-        );
+        assert_eq!(Bounds::new(1e-6, 1e-5, None), EAGER);
         let expensive = Bounds::new(1e-6, 127e-6, Some(0.01));
         assert!((expensive.min_gain.unwrap() - 127.0 / 256.0).abs() < 1e-9);
         assert_eq!(expensive.max_swaps, 50, "2 % of 320 ms");
-        assert_eq!(Bounds::new(1e-6, 1.0, Some(0.01)), Bounds { min_gain: None, max_swaps: 1 });
+        let slow = Bounds::new(1e-6, 1.0, Some(0.01));
+        assert_eq!((slow.min_gain, slow.max_swaps), (None, 1));
+        assert!((slow.per_decision - 0.0064).abs() < 1e-9);
         assert_eq!(Bounds::new(0.0, 1e-6, None).min_gain, None);
         assert_eq!(Bounds::new(-1.0, 1e-6, None).min_gain, None);
+    }
+
+    #[test]
+    fn swaps_that_take_long_wait_for_several_decisions() {
+        let mut allowance = Allowance::default();
+        let made: Vec<usize> = (0..7)
+            .map(|_| {
+                let n = allowance.next(0.4);
+                allowance.spend(n);
+                n
+            })
+            .collect();
+        assert_eq!(made, [0, 0, 1, 0, 0, 1, 0], "0.4 a decision, and one is kept at most");
+        let mut allowance = Allowance::default();
+        assert_eq!((allowance.next(5.5), allowance.next(5.5)), (5, 5));
+        assert_eq!(Allowance::default().next(f64::INFINITY), usize::MAX);
+    }
+
+    /// The share of uses that are on the device, with exchanges and without, of a text that changes
+    /// between two subjects every `period` tokens. Each subject uses 4 of its 16 experts per token;
+    /// the device has 8 of each at first.
+    fn shares(period: usize, n_tokens: usize) -> (f64, f64) {
+        let mut sides: [Vec<u32>; 2] =
+            [(0..8).chain(16..24).collect(), (8..16).chain(24..32).collect()];
+        let at_first = sides[0].clone();
+        let mut heat = heat(&[0.125; 32]);
+        let (mut counted, mut balance) = (CountedTokens::default(), Balance::default());
+        let (mut state, mut on_device, mut without) = (1u64, 0.0, 0.0);
+        for token in 0..n_tokens {
+            for part in 0..4 {
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                let expert = (token / period % 2 * 16 + part * 4) as u32 + (state >> 62) as u32;
+                let (now, before) = (sides[0].contains(&expert), at_first.contains(&expert));
+                (on_device, without) = (on_device + f64::from(now), without + f64::from(before));
+                heat.add(expert, 1.0);
+                balance.add(1.0, now, before);
+            }
+            counted += 1;
+            if (token + 1).is_multiple_of(DECISION_INTERVAL) {
+                let bounds = EAGER.with_caution(balance.caution());
+                let at = LayerHeat { layer: 0, heat: &heat, counted };
+                for Swap { hot, cold, .. } in swaps(at, [&sides[0], &sides[1]], 1, &bounds) {
+                    let [device, cpu] = &mut sides;
+                    std::mem::swap(&mut device[hot], &mut cpu[cold]);
+                }
+                counted.decay(std::iter::once(&mut heat));
+            }
+        }
+        let all = 4.0 * n_tokens as f64;
+        (on_device / all, without / all)
+    }
+
+    #[test]
+    fn no_change_of_subject_makes_exchanges_lose_much() {
+        for period in (32..=1024).step_by(32) {
+            let (with, without) = shares(period, 8192);
+            assert!(
+                with > 0.97 * without,
+                "{period} tokens: {with} of the uses, {without} without"
+            );
+        }
+        let (with, without) = shares(usize::MAX, 2048);
+        assert!(with > 1.8 * without, "{with}, {without} without");
+        let (with, without) = shares(512, 8192);
+        assert!(with > 1.3 * without, "{with}, {without} without");
     }
 }

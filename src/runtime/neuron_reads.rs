@@ -2,7 +2,7 @@
 
 use engine::converted;
 use engine::{EngineOptions, NeuronReads, PagingOptions, ReadRates, Tiers, to_repack};
-use hal::{Bytes, Device};
+use hal::Device;
 use model::Model;
 use placement::Placement;
 use store::SMALL_DEPTH;
@@ -10,8 +10,7 @@ use store::SMALL_DEPTH;
 use crate::options::Computation;
 use crate::repack;
 
-/// How much faster reads of single neurons must be: they do not overlap with computing, and how
-/// many a text needs is less certain.
+/// How much faster reads of single neurons must be: how many a text needs is less certain.
 const MIN_GAIN: f64 = 1.25;
 
 /// `settings`, whose paging options are set, with the way to read neurons that takes less time a
@@ -41,9 +40,7 @@ pub(crate) fn choose(
         engine::planned_tiers(model, devices, options, placement, true).ok()
     };
     let whole = tiers(&settings).map_or(f64::INFINITY, |tiers| read_seconds(&tiers, disk));
-    // Where not even attention fits into memory, neurons would take the little room from it.
-    let alone = tiers(&bundled).filter(|tiers| tiers.read_ahead == Bytes(0));
-    match alone {
+    match tiers(&bundled) {
         Some(alone) if read_seconds(&alone, disk) * MIN_GAIN < whole => bundled,
         Some(_) | None => settings,
     }

@@ -231,6 +231,7 @@ impl Runtime {
         )?;
         let disk = usable.map(|usable| DiskTier::new(model, usable, computation, observer));
         let mut settings = EngineOptions { paging: disk.map(|disk| disk.options), ..settings };
+        settings.placing.disk = disk.as_ref().and_then(DiskTier::rates);
         if disk.is_some() && settings.placing.uses.is_none() {
             settings.placing.uses = self.known_uses(model);
         }

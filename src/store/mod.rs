@@ -7,7 +7,7 @@
 //! Reads bypass the page cache, so that the budget covers all memory that the weights take.
 //!
 //! `region` owns the addresses, `spare` the memory of evicted units, `source` reads files, `reader`
-//! has the threads that read, `unit` says what is read at once, `cache` decides what stays (counts alone, no clock), and `store` joins
+//! has the threads that read, `ring` the small reads on Linux, `unit` says what is read at once, `cache` decides what stays (counts alone, no clock), and `store` joins
 //! them. The idea of neuron bundles on flash with look-ahead is that of PowerInfer-2 (Xue et al.,
 //! 2024) and LLM in a flash (Alizadeh et al., 2023).
 
@@ -17,6 +17,8 @@ mod error;
 mod probe;
 mod reader;
 mod region;
+#[cfg(target_os = "linux")]
+mod ring;
 mod source;
 mod spare;
 mod store;

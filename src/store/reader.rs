@@ -11,6 +11,8 @@ use std::time::Duration;
 use hal::Bytes;
 
 use crate::region::{HUGE, PAGE, Region};
+#[cfg(target_os = "linux")]
+use crate::ring::{Ring, SLOT};
 use crate::source::ReadAt;
 use crate::{Error, Result};
 
@@ -71,7 +73,7 @@ impl Read {
 
 /// A read of at most [`BLOCK`] bytes in whole pages.
 #[derive(Debug)]
-struct Job {
+pub(crate) struct Job {
     backing: Backing,
     pages: Range<u64>,
     /// The bytes of units in `pages`.
@@ -94,7 +96,24 @@ struct Buffer {
 struct Jobs {
     urgent: VecDeque<Job>,
     ahead: VecDeque<Job>,
+    /// Small reads, urgent and ahead, which the ring's thread takes; empty without a ring.
+    small: [VecDeque<Job>; 2],
     stop: bool,
+}
+
+impl Jobs {
+    /// Makes look-ahead jobs of `tickets` urgent.
+    fn hurry(ahead: &mut VecDeque<Job>, urgent: &mut VecDeque<Job>, tickets: &[Arc<Ticket>]) {
+        for job in std::mem::take(ahead) {
+            let wanted = tickets.iter().any(|ticket| Arc::ptr_eq(ticket, &job.ticket));
+            if wanted { &mut *urgent } else { &mut *ahead }.push_back(job);
+        }
+    }
+
+    fn clear(&mut self) {
+        let [urgent, ahead] = &mut self.small;
+        [&mut self.urgent, &mut self.ahead, urgent, ahead].into_iter().for_each(VecDeque::clear);
+    }
 }
 
 #[derive(Debug, Default)]
@@ -102,6 +121,8 @@ struct Shared {
     jobs: Mutex<Jobs>,
     /// Signals new jobs.
     added: Condvar,
+    /// Signals new small jobs.
+    added_small: Condvar,
     /// Signals a finished ticket.
     done: Condvar,
 }
@@ -111,6 +132,8 @@ struct Shared {
 pub(crate) struct Reader {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
+    /// Whether the last thread has a ring, which does the small reads.
+    has_ring: bool,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -139,7 +162,23 @@ impl Reader {
                 Err(_) => break,
             }
         }
-        Ok(Reader { shared, threads })
+        let ring = Reader::start_ring(&shared);
+        let has_ring = ring.is_some();
+        threads.extend(ring);
+        Ok(Reader { shared, threads, has_ring })
+    }
+
+    #[cfg(target_os = "linux")]
+    fn start_ring(shared: &Arc<Shared>) -> Option<JoinHandle<()>> {
+        let (ring, own) = (Ring::new()?, Arc::clone(shared));
+        let builder = Builder::new().name("disk ring".to_owned()).stack_size(256 << 10);
+        builder.spawn(move || own.work_with_ring(ring)).ok()
+    }
+
+    /// Only Linux has io_uring.
+    #[cfg(not(target_os = "linux"))]
+    fn start_ring(_shared: &Arc<Shared>) -> Option<JoinHandle<()>> {
+        None
     }
 
     /// Orders `reads`, in this order. `ahead` reads run only when no urgent one waits.
@@ -166,31 +205,32 @@ impl Reader {
             }
         }
         ticket.left.store(new.len() as u64, Ordering::Release);
+        let (small, new): (Vec<Job>, Vec<Job>) =
+            new.into_iter().partition(|job| self.has_ring && job.is_small());
+        let (n_small, n) = (small.len(), new.len());
         let mut jobs = lock(&self.shared.jobs);
+        jobs.small[usize::from(ahead)].extend(small);
         if ahead {
             jobs.ahead.extend(new)
         } else {
             jobs.urgent.extend(new)
         }
         drop(jobs);
-        self.shared.added.notify_all();
+        if n > 0 {
+            self.shared.added.notify_all();
+        }
+        if n_small > 0 {
+            self.shared.added_small.notify_all();
+        }
         ticket
     }
 
     /// Makes the look-ahead reads of `tickets` urgent.
     pub(crate) fn hurry(&self, tickets: &[Arc<Ticket>]) {
         let mut jobs = lock(&self.shared.jobs);
-        if jobs.ahead.is_empty() {
-            return;
-        }
-        let ahead = std::mem::take(&mut jobs.ahead);
-        for job in ahead {
-            if tickets.iter().any(|ticket| Arc::ptr_eq(ticket, &job.ticket)) {
-                jobs.urgent.push_back(job);
-            } else {
-                jobs.ahead.push_back(job);
-            }
-        }
+        let Jobs { urgent, ahead, small: [small_urgent, small_ahead], .. } = &mut *jobs;
+        Jobs::hurry(ahead, urgent, tickets);
+        Jobs::hurry(small_ahead, small_urgent, tickets);
     }
 
     /// Waits until all `tickets` are done.
@@ -214,10 +254,10 @@ impl Drop for Reader {
     fn drop(&mut self) {
         let mut jobs = lock(&self.shared.jobs);
         jobs.stop = true;
-        jobs.urgent.clear();
-        jobs.ahead.clear();
+        jobs.clear();
         drop(jobs);
         self.shared.added.notify_all();
+        self.shared.added_small.notify_all();
         for thread in self.threads.drain(..) {
             let _ = thread.join();
         }
@@ -228,14 +268,55 @@ impl Shared {
     fn work(&self, buffer: &Buffer) {
         while let Some(job) = self.next() {
             let read = job.read(buffer);
-            if let Err(error) = read {
-                lock(&job.ticket.failed).get_or_insert(error);
+            self.finish(&job.ticket, read);
+        }
+    }
+
+    /// Ends a job with its result.
+    fn finish(&self, ticket: &Ticket, read: Result<()>) {
+        if let Err(error) = read {
+            lock(&ticket.failed).get_or_insert(error);
+        }
+        if ticket.left.fetch_sub(1, Ordering::AcqRel) == 1 {
+            // Under the lock, so that a caller between its check and its wait is not missed.
+            drop(lock(&self.jobs));
+            self.done.notify_all();
+        }
+    }
+
+    #[cfg(target_os = "linux")]
+    fn work_with_ring(&self, mut ring: Ring) {
+        loop {
+            let mut jobs = lock(&self.jobs);
+            while !ring.is_full() {
+                let [urgent, ahead] = &mut jobs.small;
+                let Some(job) = urgent.pop_front().or_else(|| ahead.pop_front()) else { break };
+                let file = job.backing.file.descriptor();
+                let added = match file {
+                    Some(file) => ring.add(job, file),
+                    None => Err(job),
+                };
+                if let Err(job) = added {
+                    jobs.urgent.push_back(job);
+                    self.added.notify_all();
+                }
             }
-            if job.ticket.left.fetch_sub(1, Ordering::AcqRel) == 1 {
-                // Under the lock, so that a caller between its check and its wait is not missed.
-                drop(lock(&self.jobs));
-                self.done.notify_all();
+            if ring.is_idle() {
+                if jobs.stop {
+                    return;
+                }
+                drop(self.added_small.wait(jobs).unwrap_or_else(PoisonError::into_inner));
+                continue;
             }
+            drop(jobs);
+            ring.wait(|job, block| match block {
+                Some(block) => self.finish(&job.ticket, job.place(block)),
+                // A thread repeats the read.
+                None => {
+                    lock(&self.jobs).urgent.push_back(job);
+                    self.added.notify_all();
+                }
+            });
         }
     }
 
@@ -256,21 +337,67 @@ impl Shared {
 }
 
 impl Job {
+    /// Whether a ring may do the read.
+    #[cfg(target_os = "linux")]
+    fn is_small(&self) -> bool {
+        !self.direct && self.len() <= SLOT && self.backing.file.descriptor().is_some()
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    fn is_small(&self) -> bool {
+        false
+    }
+
     fn read(&self, buffer: &Buffer) -> Result<()> {
-        let Job { backing: Backing { file, region }, pages, parts, .. } = self;
+        let Job { backing: Backing { file, region }, pages, .. } = self;
         if self.direct {
             return region.fill(pages.clone(), |out| read_pages(file.as_ref(), pages.start, out));
         }
         let Buffer { memory, start } = buffer;
-        memory.fill(*start..start + (pages.end - pages.start), |block| {
+        memory.fill(*start..start + self.len(), |block| {
             read_pages(file.as_ref(), pages.start, block)?;
-            let at = |byte: u64| (byte - pages.start) as usize;
-            for part in parts {
-                let own = &block[at(part.start)..at(part.end)];
-                region.fill(part.clone(), |out| out.copy_from_slice(own));
-            }
+            self.copy_parts(block);
             Ok(())
         })
+    }
+
+    /// Copies the units' bytes from `block`, which has those of all pages, to their places.
+    fn copy_parts(&self, block: &[u8]) {
+        let Job { backing: Backing { region, .. }, pages, parts, .. } = self;
+        let at = |byte: u64| (byte - pages.start) as usize;
+        for part in parts {
+            let own = &block[at(part.start)..at(part.end)];
+            region.fill(part.clone(), |out| out.copy_from_slice(own));
+        }
+    }
+
+    /// Bytes of the pages.
+    pub(crate) fn len(&self) -> u64 {
+        self.pages.end - self.pages.start
+    }
+}
+
+/// Reads through a ring.
+#[cfg(target_os = "linux")]
+impl Job {
+    /// Where the read begins in the file.
+    pub(crate) fn offset(&self) -> u64 {
+        self.pages.start
+    }
+
+    /// Bytes of the pages that the file has.
+    pub(crate) fn bytes_in_file(&self) -> u64 {
+        self.backing.file.size().saturating_sub(self.pages.start).min(self.len())
+    }
+
+    /// Copies what a ring has read.
+    fn place(&self, block: &[u8]) -> Result<()> {
+        let file = &self.backing.file;
+        if !file.is_unchanged() {
+            return Err(Error::Changed { file: file.name() });
+        }
+        self.copy_parts(block);
+        Ok(())
     }
 }
 

@@ -1,6 +1,6 @@
 //! Reserved addresses for the bytes of a file, page by page with or without memory.
 //!
-//! All unsafe code of this crate is in this file. It relies on one promise of `store`: bytes of the
+//! All unsafe code of this crate is in this file and in `ring`. It relies on one promise of `store`: bytes of the
 //! region are read only while their unit is resident, and a unit is written only before it is
 //! resident. A job writes only bytes of its unit, though pages at both ends of a unit may hold bytes
 //! of resident neighbours too.

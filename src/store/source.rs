@@ -22,6 +22,12 @@ pub trait ReadAt: Send + Sync + std::fmt::Debug {
     /// The system's error.
     fn read_at(&self, out: &mut [u8], offset: u64) -> io::Result<usize>;
 
+    /// The open file, for reads past [`ReadAt::read_at`]; `None` if there must be none.
+    #[cfg(target_os = "linux")]
+    fn descriptor(&self) -> Option<std::os::fd::RawFd> {
+        None
+    }
+
     /// Whether the file still is what it was when it was opened.
     fn is_unchanged(&self) -> bool;
 }
@@ -118,6 +124,12 @@ impl ReadAt for DirectFile {
 
     fn size(&self) -> u64 {
         self.size
+    }
+
+    /// Reads through the page cache stay with `read_at`, which drops their pages.
+    #[cfg(target_os = "linux")]
+    fn descriptor(&self) -> Option<std::os::fd::RawFd> {
+        self.direct.then(|| std::os::fd::AsRawFd::as_raw_fd(&self.file))
     }
 
     #[cfg(unix)]

@@ -253,6 +253,15 @@ impl Store {
     /// Errors of reading; [`Error::Capacity`] if the units do not fit at once;
     /// [`Error::Interrupted`]. Nothing that was not read counts as resident.
     pub fn ensure(&mut self, units: &[UnitId], interrupt: &AtomicBool) -> Result<()> {
+        self.order_needed(units)?;
+        self.wait(units, interrupt)
+    }
+
+    /// As [`Store::ensure`], without waiting: [`Store::wait`] must come before the units are used.
+    ///
+    /// # Errors
+    /// [`Error::Capacity`] if the units do not fit at once.
+    pub fn order_needed(&mut self, units: &[UnitId]) -> Result<()> {
         self.n_ensured += 1;
         let mut missing = Vec::new();
         for &unit in units {
@@ -268,10 +277,7 @@ impl Store {
                 }
             }
         }
-        let in_file_order =
-            |&unit: &UnitId| self.units.piece(unit, 0).map(|piece| (piece.file, piece.range.start));
-        missing.sort_by_key(in_file_order);
-        missing.dedup();
+        self.sort_by_place(&mut missing);
         let (rows, others): (Vec<_>, Vec<_>) =
             missing.into_iter().partition(|&unit| self.units.all[unit].is_row());
         for unit in others {
@@ -283,8 +289,15 @@ impl Store {
         if !self.admit(&rows) {
             return Err(self.too_small_for(units));
         }
-        self.order_rows(&rows);
-        self.wait(units, interrupt)
+        self.order_rows(&rows, false);
+        Ok(())
+    }
+
+    /// Sorts units by their places in files.
+    fn sort_by_place(&self, units: &mut Vec<UnitId>) {
+        let place = |piece: Piece| (piece.file, piece.range.start);
+        units.sort_by_key(|&unit| self.units.piece(unit, 0).map(place));
+        units.dedup();
     }
 
     fn too_small_for(&self, units: &[UnitId]) -> Error {
@@ -295,9 +308,14 @@ impl Store {
     /// Orders reads of the absent ones of `units`, as far as there is room beside the units that
     /// the last [`Store::ensure`] needed, without waiting. A wrong guess costs bandwidth alone.
     pub fn look_ahead(&mut self, units: &[UnitId]) {
+        let mut rows = Vec::new();
         for &unit in units {
             self.units.all[unit].needed_by = self.n_ensured;
             if self.cache.is_resident(unit) {
+                continue;
+            }
+            if self.units.all[unit].is_row() {
+                rows.push(unit);
                 continue;
             }
             if !self.admit(&[unit]) {
@@ -305,6 +323,11 @@ impl Store {
             }
             self.units.all[unit].unused = true;
             self.order(unit, true);
+        }
+        self.sort_by_place(&mut rows);
+        if self.admit(&rows) {
+            rows.iter().for_each(|&unit| self.units.all[unit].unused = true);
+            self.order_rows(&rows, true);
         }
     }
 
@@ -317,7 +340,10 @@ impl Store {
             State::Reading(ticket) => Some(Arc::clone(ticket)),
             State::Absent | State::Resident => None,
         };
-        let tickets: Vec<Arc<Ticket>> = units.iter().filter_map(reading).collect();
+        let mut tickets: Vec<Arc<Ticket>> = units.iter().filter_map(reading).collect();
+        // Thousands of rows share a few tickets.
+        tickets.sort_unstable_by_key(Arc::as_ptr);
+        tickets.dedup_by(|a, b| Arc::ptr_eq(a, b));
         if tickets.iter().any(|ticket| !ticket.is_done()) {
             let since = Instant::now();
             self.reader.hurry(&tickets);
@@ -340,11 +366,15 @@ impl Store {
         failed.map_or(Ok(()), Err)
     }
 
-    /// Makes room for `units` without evicting units in use.
+    /// Makes room for `units` without evicting units in use or, if there is other room, units that
+    /// look-ahead ordered and that the next call may use.
     fn admit(&mut self, units: &[UnitId]) -> bool {
         let (mut evicted, known, now) = (Vec::new(), &self.units, self.n_ensured);
-        let is_busy = |unit: usize| known.all[unit].needed_by == now;
-        let fits = self.cache.admit(units, is_busy, &mut evicted);
+        let is_used = |unit: usize| known.all[unit].needed_by == now;
+        let is_next = |unit: usize| known.all[unit].unused && known.all[unit].needed_by + 1 == now;
+        let cache = &mut self.cache;
+        let fits = cache.admit(units, |unit| is_used(unit) || is_next(unit), &mut evicted)
+            || cache.admit(units, is_used, &mut evicted);
         for unit in evicted {
             if std::mem::take(&mut self.units.all[unit].unused) {
                 self.stats.wasted += Bytes(self.cache.bytes(unit));
@@ -371,7 +401,7 @@ impl Store {
     }
 
     /// Orders units that are rows, in joined reads.
-    fn order_rows(&mut self, units: &[UnitId]) {
+    fn order_rows(&mut self, units: &[UnitId], ahead: bool) {
         if units.is_empty() {
             return;
         }
@@ -395,7 +425,7 @@ impl Store {
             .map(|(file, parts)| Read { backing: self.backings[file].clone(), parts });
         let reads: Vec<Read> = reads.collect();
         self.stats.read += reads.iter().map(Read::bytes).sum();
-        let ticket = self.reader.order(reads, false);
+        let ticket = self.reader.order(reads, ahead);
         for &unit in units {
             self.units.all[unit].state = State::Reading(Arc::clone(&ticket));
         }

@@ -223,6 +223,59 @@ fn rows_near_each_other_are_read_at_once() {
 }
 
 #[test]
+fn rows_read_ahead_are_counted_and_wrong_guesses_cost_bandwidth_alone() {
+    let file = TestFile::new(2000 * PAGE as usize, 8, [0, 5, 5]);
+    let mut store = store(&file, 300 * PAGE);
+    let piece = Piece { file: 0, range: 0..2000 * PAGE };
+    let rows = store.add_rows(vec![RowMatrix { piece, row_bytes: PAGE }], 2000, &|_| 0.0);
+    let row = |n: usize| rows.start + n % 2000;
+    for step in 0..40 {
+        let needed: Vec<UnitId> = (0..100).map(|n| row(step * 170 + n * 7)).collect();
+        let guess: Vec<UnitId> = (0..100).map(|n| row((step + 1) * 170 + n * 6)).collect();
+        needed.iter().for_each(|&unit| store.touch(unit, 1));
+        store.order_needed(&needed).unwrap();
+        store.look_ahead(&guess);
+        store.wait(&needed, &NEVER).unwrap();
+        assert!(needed.iter().all(|&unit| is_right(&store, &file, unit)), "step {step}");
+        assert!(store.used() <= store.capacity());
+    }
+    let StoreStats { ahead, wasted, misses, read, .. } = store.stats();
+    assert!(ahead > 100 && misses > 100, "{ahead} ahead, {misses} misses");
+    assert!(wasted > Bytes(100 * PAGE) && wasted < read, "{wasted} of {read}");
+    // Guesses that do not fit beside the needed rows are not read.
+    let needed: Vec<UnitId> = (0..200).map(row).collect();
+    store.order_needed(&needed).unwrap();
+    let before = store.stats().read;
+    store.look_ahead(&(1000..1200).map(row).collect::<Vec<_>>());
+    assert_eq!(store.stats().read, before);
+    store.wait(&needed, &NEVER).unwrap();
+}
+
+/// What look-ahead ordered has no score yet, and is needed next.
+#[test]
+fn units_read_ahead_stay_while_there_is_other_room() {
+    let file = TestFile::new(40 * PAGE as usize, 9, [0; 3]);
+    let mut store = store(&file, 10 * PAGE);
+    let ends: Vec<usize> = (0..40).map(|n| n * PAGE as usize).collect();
+    let units = cover(&mut store, 40 * PAGE as usize, &ends, 1);
+    let mut need = |some: &[UnitId], ahead: &[UnitId]| {
+        some.iter().for_each(|&unit| store.touch(unit, 1));
+        store.order_needed(some).unwrap();
+        store.look_ahead(ahead);
+        store.wait(some, &NEVER).unwrap();
+        store.stats()
+    };
+    need(&units[..6], &units[20..22]);
+    need(&units[6..9], &[]);
+    let stats = need(&units[20..22], &[]);
+    assert_eq!((stats.ahead, stats.wasted), (2, Bytes(0)));
+    // Without other room they give way.
+    need(&units[..1], &units[30..35]);
+    let stats = need(&units[10..20], &[]);
+    assert_eq!(stats.wasted, Bytes(5 * PAGE));
+}
+
+#[test]
 fn rows_that_cannot_be_read_are_an_error_and_can_be_repeated() {
     let file = TestFile::new(40_000, 7, [100, 0, 0]);
     let mut store = store(&file, 4 << 20);
@@ -349,6 +402,43 @@ fn pinned_units_stay_and_statistics_add_up() {
     let stats = store.stats();
     assert_eq!(stats.hits + stats.misses + stats.ahead, 3 * 10 + 10);
     assert!(stats.misses >= 24 && stats.read >= Bytes((10 + stats.misses) * PAGE));
+}
+
+/// Small reads go through a ring where the system has one: the last page of the file is short.
+#[test]
+fn rows_of_a_file_on_disk_are_right_up_to_its_end() {
+    let path = std::env::temp_dir().join(format!("thermocline-rows-{}", std::process::id()));
+    let bytes: Vec<u8> =
+        (0..3u32 << 20).map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+    let bytes = &bytes[..bytes.len() - 1000];
+    std::fs::write(&path, bytes).unwrap();
+    let file = crate::DirectFile::open(&path, None).unwrap();
+    let mut store = Store::new(vec![Arc::new(file)], 2).unwrap();
+    store.begin(Bytes(1 << 20), CachePolicy::default());
+    let n = bytes.len() / 2000;
+    let piece = Piece { file: 0, range: (bytes.len() - n * 2000) as u64..bytes.len() as u64 };
+    let matrix = RowMatrix { piece, row_bytes: 2000 };
+    let rows = store.add_rows(vec![matrix.clone()], n, &|_| 0.0);
+    for step in 0..200 {
+        let chosen: Vec<usize> =
+            (0..40).map(|i| (step * 37 + i * i * 13) % n).chain([n - 1]).collect();
+        let units: Vec<UnitId> = chosen.iter().map(|row| rows.start + row).collect();
+        store.order_needed(&units).unwrap();
+        store.look_ahead(&[rows.start + (step + 1) * 37 % n]);
+        store.wait(&units, &NEVER).unwrap();
+        for row in chosen {
+            let piece = matrix.row(row);
+            let expected = &bytes[piece.range.start as usize..piece.range.end as usize];
+            assert!((*store.bytes(&piece)).as_ref() == expected, "row {row} at step {step}");
+        }
+    }
+    // A file that shrinks is an error, not a wait.
+    std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(1 << 20).unwrap();
+    let all: Vec<UnitId> = (n - 40..n).map(|row| rows.start + row).collect();
+    all.iter().for_each(|&unit| store.evict(unit));
+    let error = store.ensure(&all, &NEVER).unwrap_err();
+    assert!(matches!(error, Error::Shortened { .. } | Error::Changed { .. }), "{error}");
+    std::fs::remove_file(&path).unwrap();
 }
 
 #[test]

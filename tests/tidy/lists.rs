@@ -70,6 +70,7 @@ pub(crate) const LARGE: &[(&str, &str)] = &[
 pub(crate) const UNSAFE: &[(&str, &str)] = &[
     ("src/gguf/map.rs", "maps a file and releases its pages"),
     ("src/store/region.rs", "memory that is filled and released page by page"),
+    ("src/store/ring.rs", "requests to io_uring, whose memory the kernel writes"),
     ("src/cli/allocation.rs", "an allocator that notes failures"),
     ("src/cli/signal_actions.rs", "signal handlers"),
     ("backends/simd/src/", "vector instructions"),

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::{io, thread};
 
 use hal::format::Format;
-use hal::pack::{PLAIN_LAYOUT, check_plain, pack_plain, pack_rows_plain, plain_size};
+use hal::pack::{check_stored, pack_plain, pack_rows_plain, pack_stored, plain_size, stored_plain};
 use hal::{
     Backend, BackendQueue, Bytes, DeviceInfo, DeviceKind, Error, HostRows, MailboxShape,
     MemoryReport, Op, OpDesc, PackDesc, PlainStaging, Plan, RawBuffer, RawMailbox, RawProgram,
@@ -242,8 +242,7 @@ impl Backend for CpuBackend {
 
     fn stored_pack(&self, pack: &PackDesc, in_memory: bool) -> Option<StoredPack> {
         let keeps = !(in_memory && is_whole(pack)) && pack.spare == 0;
-        let len = keeps.then(|| plain_size(&pack.packed_desc().ok()?))??;
-        Some(StoredPack { layout: PLAIN_LAYOUT, len })
+        keeps.then(|| stored_plain(pack))?
     }
 
     fn packed_len(&self, desc: &TensorDesc) -> Option<usize> {
@@ -251,16 +250,17 @@ impl Backend for CpuBackend {
     }
 
     fn pack_into(&self, pack: &PackDesc, source: &HostRows, out: &mut [u8]) -> Result<()> {
-        pack_plain(pack, source, out, self.n_threads)
+        pack_stored(pack, source, out, self.n_threads)
     }
 
     fn adopt(&self, pack: &PackDesc, bytes: SharedBytes) -> Result<Box<dyn RawBuffer>> {
-        check_plain(pack, (*bytes).as_ref())?;
+        let pitch = check_stored(pack, (*bytes).as_ref())?;
         let start = (*bytes).as_ref().as_ptr();
         if !start.addr().is_multiple_of(ALIGN) {
             return Err(Error::shape("adopt", "bytes", "64-byte aligned", format!("at {start:p}")));
         }
         let mut buffer = HostBuffer::from_shared(bytes);
+        buffer.pitch = pitch;
         buffer.place(&self.nodes);
         Ok(self.lock_buffer(buffer))
     }

@@ -101,3 +101,62 @@ fn memory_is_locked_or_the_failure_is_reported() {
     drop(tensor);
     assert!(locked().unwrap() < before + (8 << 10));
 }
+
+/// Rows of a stored pack that begin on pages give the products of adjacent rows.
+#[test]
+fn rows_on_pages_are_multiplied_as_adjacent_rows_are() {
+    let device = Device::new(CpuBackend::new(CpuOptions::default()), DeviceId(0), Bytes::MAX);
+    let (n_rows, n_cols) = (50, 512);
+    let values = (0..n_rows * 3 * n_cols).map(|i| half::f16::from_f32((i % 97) as f32 - 48.0));
+    let bytes: Vec<u8> = values.flat_map(|value| value.to_le_bytes()).collect();
+    let source = Source::Owned(Arc::new(bytes));
+    let source = HostRows::new(source, n_rows, 3 * n_cols, Format::F16).unwrap();
+    let alloc =
+        |label, rows, cols| device.alloc(label, TensorDesc::new(rows, cols, Format::F32)).unwrap();
+    let (x, y) = (alloc("x", 1, n_cols), alloc("y", 1, n_rows));
+    let mut queue = device.queue("run").unwrap();
+    let input: Vec<f32> = (0..n_cols).map(|i| (i % 31) as f32).collect();
+    queue.write(&x, bytemuck::cast_slice(&input)).unwrap();
+    let mut products = |page_rows| {
+        let pack = PackDesc { page_rows, ..PackDesc::whole(source.desc()) };
+        let stored = hal::pack::stored_plain(&pack).unwrap();
+        let mut packed = AlignedBytes::new(stored.len);
+        let range = packed.range.clone();
+        device.pack_into(&pack, &source, &mut packed.bytes[range]).unwrap();
+        let bundle = device.adopt(&pack, Arc::new(packed)).unwrap();
+        let all = [0, 1, 2].map(|part| {
+            let w = bundle.columns(part * n_cols..(part + 1) * n_cols);
+            let mut recorder = device.record("product");
+            recorder.push(op::MatMul { w, x: x.clone(), bias: None, y: y.clone() }).unwrap();
+            queue.replay(&recorder.finish().unwrap()).unwrap().wait().unwrap();
+            let mut out = vec![0.0; n_rows];
+            queue.read_f32(&y, &mut out).unwrap();
+            out
+        });
+        (stored.len, all)
+    };
+    let (adjacent, on_pages) = (products(false), products(true));
+    assert_eq!((adjacent.0, on_pages.0), (n_rows * 3072, n_rows * 4096));
+    assert_eq!(adjacent.1, on_pages.1);
+    assert!(adjacent.1.iter().flatten().any(|&product| product != 0.0));
+}
+
+/// Bytes whose address is a multiple of 64.
+struct AlignedBytes {
+    bytes: Vec<u8>,
+    range: Range<usize>,
+}
+
+impl AlignedBytes {
+    fn new(len: usize) -> AlignedBytes {
+        let bytes = vec![0; len + ALIGN];
+        let start = bytes.as_ptr().align_offset(ALIGN);
+        AlignedBytes { bytes, range: start..start + len }
+    }
+}
+
+impl AsRef<[u8]> for AlignedBytes {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes[self.range.clone()]
+    }
+}

@@ -33,6 +33,8 @@ pub(crate) struct HostBuffer {
     start: NonNull<u8>,
     len: usize,
     owner: Owner,
+    /// Bytes from one row of the whole tensor to the next; `None` if rows are adjacent.
+    pub(crate) pitch: Option<usize>,
     #[cfg_attr(not(unix), expect(dead_code, reason = "only Unix systems lock memory"))]
     locked: bool,
 }
@@ -74,13 +76,8 @@ impl HostBuffer {
     pub(crate) fn zeroed(len: usize) -> Option<HostBuffer> {
         if len >= LARGE {
             let mut pages = Pages::new(len).ok()?;
-            let start = pages.start();
-            return Some(HostBuffer {
-                start,
-                len,
-                owner: Owner::Mapped { _pages: pages },
-                locked: false,
-            });
+            let (start, owner) = (pages.start(), Owner::Mapped { _pages: pages });
+            return Some(HostBuffer { start, len, owner, pitch: None, locked: false });
         }
         // Aligned by hand, because with a large alignment the allocator would touch every page.
         let extent = Extent::from_size_align(len.checked_add(ALIGN)?, 16).ok()?;
@@ -89,14 +86,16 @@ impl HostBuffer {
         let shift = base.align_offset(ALIGN);
         // SAFETY: the allocation is ALIGN bytes larger than `len`, and the shift is below ALIGN.
         let start = unsafe { base.add(shift) };
-        Some(HostBuffer { start, len, owner: Owner::Allocated { base, extent }, locked: false })
+        let owner = Owner::Allocated { base, extent };
+        Some(HostBuffer { start, len, owner, pitch: None, locked: false })
     }
 
     /// Uses `source` in place, read-only.
     pub(crate) fn from_shared(source: SharedBytes) -> HostBuffer {
         let bytes: &[u8] = (*source).as_ref();
         let (start, len) = (NonNull::from(bytes).cast(), bytes.len());
-        HostBuffer { start, len, owner: Owner::Source { _bytes: source }, locked: false }
+        let owner = Owner::Source { _bytes: source };
+        HostBuffer { start, len, owner, pitch: None, locked: false }
     }
 
     /// Spreads untouched pages of a large buffer over NUMA nodes, each given as its CPUs: a thread
@@ -360,7 +359,8 @@ impl<'a> Binder<'a> {
     fn locate_rows(tensor: &Tensor) -> (*mut u8, usize, usize) {
         let (buffer, desc) = (Self::buffer(tensor), tensor.desc());
         let bytes = |n_cols| desc.format.row_bytes(n_cols).expect("tensors have whole blocks");
-        let (row, stride) = (bytes(desc.n_cols), bytes(tensor.whole().n_cols));
+        let (row, adjacent) = (bytes(desc.n_cols), bytes(tensor.whole().n_cols));
+        let stride = buffer.pitch.unwrap_or(adjacent);
         let (at, first) = (bytes(tensor.first_col()), tensor.first_row() * stride);
         assert!(desc.layout == Layout::Rows, "{desc} is not row-major");
         let inside = at + row <= stride && first + desc.n_rows * stride <= buffer.len;
@@ -482,6 +482,7 @@ pub(crate) struct HostMemory(());
 impl Memory for HostMemory {
     fn read(&self, tensor: &Tensor, f: &mut dyn FnMut(&[u8])) {
         let buffer = Binder::buffer(tensor);
+        assert!(buffer.pitch.is_none(), "only kernels read rows that begin on pages");
         // SAFETY: the tensor keeps the buffer alive; only this worker is active and calls are not
         // nested.
         f(unsafe { std::slice::from_raw_parts(buffer.start.as_ptr(), buffer.len) });

@@ -10,7 +10,7 @@ use std::sync::{Mutex, PoisonError};
 use std::thread::Builder;
 
 use crate::format::{TransposedError, TransposedLayout, TransposedPart};
-use crate::{Error, HostRows, Layout, PackDesc, Result, Select, TensorDesc};
+use crate::{Error, HostRows, Layout, PackDesc, Result, Select, StoredPack, TensorDesc};
 
 /// Bytes of a tensor of shape `desc` in the plain layout; `None` if rows are not whole blocks or
 /// the size overflows.
@@ -77,6 +77,79 @@ pub fn pack_plain(
         }
     }
     Ok(())
+}
+
+/// Name and version of the layout of stored packs whose rows begin on pages.
+const PAGE_ROWS_LAYOUT: &str = "page rows/1";
+/// Bytes of a page that a disk reads, and of the usual page of memory.
+const ROW_PAGE: usize = 4096;
+
+/// Bytes from one row of a stored pack to the next if its rows begin on pages; `None` if they are
+/// adjacent, as they are where pages would take a third more: such rows share few pages anyway.
+fn page_pitch(pack: &PackDesc) -> Option<usize> {
+    let in_rows = !pack.transpose && !matches!(pack.select, Select::ColumnBlocks(_));
+    let desc = pack.packed_desc().ok().filter(|_| pack.page_rows && in_rows)?;
+    let row = desc.format.row_bytes(desc.n_cols)?;
+    let pitch = row.checked_next_multiple_of(ROW_PAGE)?;
+    (pitch > row && pitch - row <= row / 3).then_some(pitch)
+}
+
+/// How `pack` is stored for a device with the plain layout.
+#[must_use]
+pub fn stored_plain(pack: &PackDesc) -> Option<StoredPack> {
+    let desc = pack.packed_desc().ok()?;
+    match page_pitch(pack) {
+        Some(pitch) => {
+            let len = pitch.checked_mul(desc.n_rows)?;
+            Some(StoredPack { layout: PAGE_ROWS_LAYOUT, len })
+        }
+        None => Some(StoredPack { layout: PLAIN_LAYOUT, len: plain_size(&desc)? }),
+    }
+}
+
+/// Writes `pack` as [`stored_plain`] says, with zeros between rows.
+///
+/// # Errors
+/// As [`pack_plain`].
+pub fn pack_stored(
+    pack: &PackDesc,
+    source: &HostRows,
+    out: &mut [u8],
+    n_threads: usize,
+) -> Result<()> {
+    let Some(pitch) = page_pitch(pack) else {
+        return pack_plain(pack, source, out, n_threads);
+    };
+    let (packed, row_bytes) = (pack.packed_desc()?, source.row_bytes());
+    if pitch.checked_mul(packed.n_rows) != Some(out.len()) {
+        return Err(Error::shape("pack", "out", packed, format!("{} bytes", out.len())));
+    }
+    out.fill(0);
+    for (row, out) in out.chunks_exact_mut(pitch).enumerate() {
+        let from = match &pack.select {
+            Select::Rows(list) => list.get(row).map(|&from| from as usize),
+            Select::All | Select::ColumnBlocks(_) => (row < pack.source.n_rows).then_some(row),
+        };
+        if let Some(from) = from {
+            out[..row_bytes].copy_from_slice(&source.rows(from..from + 1)?);
+        }
+    }
+    Ok(())
+}
+
+/// As [`check_plain`], for bytes that [`pack_stored`] wrote. Returns the bytes from one row to the
+/// next if rows begin on pages.
+///
+/// # Errors
+/// [`Error::Shape`] if the length or an index is wrong.
+pub fn check_stored(pack: &PackDesc, bytes: &[u8]) -> Result<Option<usize>> {
+    let Some(pitch) = page_pitch(pack) else { return check_plain(pack, bytes).map(|()| None) };
+    let packed = pack.packed_desc()?;
+    if pitch.checked_mul(packed.n_rows) == Some(bytes.len()) {
+        Ok(Some(pitch))
+    } else {
+        Err(Error::shape("adopt", "bytes", packed, format!("{} bytes", bytes.len())))
+    }
 }
 
 /// The neurons (columns of the source) that a transposing pack selects.
@@ -236,4 +309,48 @@ pub fn transposed(desc: &TensorDesc) -> Result<TransposedLayout> {
 
 fn shape(error: &TransposedError) -> Error {
     Error::shape("pack", "source", "a matrix that can be transposed", error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::Format;
+    use std::sync::Arc;
+
+    /// 3 rows of `n_cols` F16 values, none of whose bytes is 0.
+    fn rows(n_cols: usize) -> HostRows {
+        let bytes: Vec<u8> = (0..3 * 2 * n_cols).map(|i| (i % 251 + 1) as u8).collect();
+        HostRows::new(crate::Source::Owned(Arc::new(bytes)), 3, n_cols, Format::F16).unwrap()
+    }
+
+    #[test]
+    fn stored_rows_begin_on_pages_where_that_costs_a_third_at_most() {
+        let stored = |n_cols: usize, page_rows| {
+            let pack = PackDesc { page_rows, ..PackDesc::whole(rows(n_cols).desc()) };
+            stored_plain(&pack).map(|stored| (stored.layout, stored.len)).unwrap()
+        };
+        assert_eq!(stored(3456, false), (PLAIN_LAYOUT, 3 * 6912));
+        assert_eq!(stored(3456, true), (PAGE_ROWS_LAYOUT, 3 * 8192));
+        assert_eq!(stored(1536, true), (PAGE_ROWS_LAYOUT, 3 * 4096));
+        assert_eq!(stored(1535, true), (PLAIN_LAYOUT, 3 * 3070));
+        assert_eq!(stored(4096, true), (PLAIN_LAYOUT, 3 * 8192));
+    }
+
+    #[test]
+    fn rows_on_pages_have_zeros_between_them_and_are_checked() {
+        let source = rows(3456);
+        let whole = PackDesc { page_rows: true, ..PackDesc::whole(source.desc()) };
+        let some = PackDesc { select: Select::Rows([0, 2].into()), ..whole.clone() };
+        for (pack, expected) in [(whole, &[0, 1, 2][..]), (some, &[0, 2])] {
+            let mut out = vec![9; stored_plain(&pack).unwrap().len];
+            pack_stored(&pack, &source, &mut out, 1).unwrap();
+            assert_eq!(check_stored(&pack, &out).unwrap(), Some(8192));
+            for (out, &row) in out.chunks_exact(8192).zip(expected) {
+                assert_eq!(out[..6912], *source.rows(row..row + 1).unwrap());
+                assert!(out[6912..].iter().all(|&byte| byte == 0));
+            }
+            assert!(check_stored(&pack, &out[1..]).is_err());
+            assert!(pack_stored(&pack, &source, &mut out[1..], 1).is_err());
+        }
+    }
 }

@@ -145,13 +145,16 @@ pub struct PackDesc {
     pub transpose: bool,
     /// Number of empty slots at the end, for [`crate::Queue::refill`].
     pub spare: usize,
+    /// Whether each row of a stored pack begins on a page, if the backend can do that, so that it
+    /// shares no page with another row.
+    pub page_rows: bool,
 }
 
 impl PackDesc {
     /// The whole matrix, not transposed.
     #[must_use]
     pub fn whole(source: TensorDesc) -> PackDesc {
-        PackDesc { source, select: Select::All, transpose: false, spare: 0 }
+        PackDesc { source, select: Select::All, transpose: false, spare: 0, page_rows: false }
     }
 
     /// The shape of the resulting tensor.

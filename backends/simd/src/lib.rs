@@ -34,8 +34,6 @@ mod store;
 mod sum_rows;
 mod tile;
 mod transposed;
-#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-mod unpacked;
 
 use std::ops::Range;
 

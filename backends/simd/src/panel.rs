@@ -10,8 +10,10 @@
 //! plain      [256][32] values
 //! ```
 //!
-//! Codes have [`BIAS`] added, because AVX-512's `vpdpbusd` needs one unsigned operand; its integer
-//! sums start with the negated contribution of [`BIAS`]. Other levels subtract [`BIAS`] from codes.
+//! Codes have a bias added, because `vpdpbusd` (AVX-512) and `vpmaddubsw` (AVX2) need one unsigned
+//! operand: integer sums start with the negated contribution of the bias. It is [`BIAS`], or with
+//! AVX2 for formats with small codes the least that makes them unsigned ([`small_codes`]). Kernels for
+//! signed codes subtract it.
 //!
 //! F32 sums are added group by group within a range of columns, then range by range. A token's
 //! results depend only on its own activations.
@@ -20,7 +22,6 @@ use std::ops::Range;
 
 use hal::format::{Format, Q8_BLOCK};
 
-use super::panel_rows::unpack;
 use super::tile::pad_with_zeros;
 use super::{ActView, Q8View, RowIds};
 
@@ -34,7 +35,7 @@ pub(super) const WORDS: usize = 256;
 /// Offsets of the scales and of the minimums among the words of a quantised row.
 pub(super) const SCALES: usize = 128;
 pub(super) const MINS: usize = 160;
-/// The value added to codes to make them unsigned bytes.
+/// The value added to codes of any format to make them unsigned bytes.
 pub(super) const BIAS: i32 = 128;
 
 /// Unpacks `rows` into `panel` `[PANEL_LEN]`; `rows` are the same columns of up to 32 rows, in
@@ -128,10 +129,9 @@ pub const fn panel_columns(format: Format) -> usize {
 #[repr(C, align(64))]
 pub(super) struct RowWords<const L: usize>(pub [[u32; WORDS]; L]);
 
-/// Fills a panel, `L` rows at a time. `widen` converts values of formats without blocks to floats,
-/// `look_up` maps the nibbles of 16 bytes to codes, `grid` unpacks a row of a format whose codes are
-/// table entries into codes plus [`BIAS`] and scales, and `transpose` writes `[L][L]` words, from
-/// column `at` of all rows, to the panel from row `first` on.
+/// Fills a panel, `L` rows at a time. `unpack` unpacks a row into words whose codes have [`BIAS`]
+/// added, as [`super::panel_rows::unpack`]; the panel's codes have `bias`. `transpose` writes
+/// `[L][L]` words, from column `at` of all rows, to the panel from row `first` on.
 ///
 /// Always inlined, so it is compiled for the caller's instructions.
 #[inline(always)]
@@ -139,9 +139,8 @@ pub(super) fn fill_panel<const L: usize>(
     format: Format,
     rows: &[&[u8]],
     panel: &mut [f32],
-    widen: impl Fn(Format, &[u8], &mut [f32]) + Copy,
-    look_up: impl Fn(&[i8; 16], &[u8], &mut [u8]) + Copy,
-    grid: impl Fn(Format, &[u8], &mut [u8], &mut [f32]) + Copy,
+    bias: i32,
+    unpack: impl Fn(&[u8], &mut [u32; WORDS]),
     transpose: impl Fn(&RowWords<L>, usize, &mut [u32], usize),
 ) {
     assert!(rows.len() <= PANEL_ROWS && panel.len() == PANEL_LEN);
@@ -158,7 +157,11 @@ pub(super) fn fill_panel<const L: usize>(
     for first in (0..PANEL_ROWS).step_by(L) {
         // Missing rows keep the values of earlier rows; their products are not used.
         for (row, words) in rows.iter().skip(first).zip(&mut words.0) {
-            unpack(format, row, words, widen, look_up, grid);
+            unpack(row, words);
+            if bias != BIAS && format.quants().is_some() {
+                let codes: &mut [u8] = bytemuck::cast_slice_mut(&mut words[..SCALES]);
+                codes.iter_mut().for_each(|code| *code = code.wrapping_sub((BIAS - bias) as u8));
+            }
         }
         for part in &parts {
             part.clone().step_by(L).for_each(|at| transpose(&words, at, panel, first));
@@ -170,7 +173,7 @@ pub(super) fn fill_panel<const L: usize>(
 #[repr(C, align(64))]
 #[derive(Clone, Copy, Default)]
 pub(super) struct Factors {
-    /// `[group]`: initial integer sums, which are the negated contribution of [`BIAS`].
+    /// `[group]`: initial integer sums, which are the negated contribution of the codes' bias.
     pub start: [i32; 32],
     /// `[block]`: scales of the activations.
     pub d: [f32; 16],
@@ -179,8 +182,8 @@ pub(super) struct Factors {
 }
 
 impl Factors {
-    /// Sets the factors of the token in row `t`; `sums_of_16` sums the codes of every 16 values.
-    /// Writes in place, because copying `Factors` took measurable time. Entries past the range are
+    /// Sets the factors of the token in row `t` for codes with `bias` added; `sums_of_16` sums the
+    /// activations' codes of every 16 values. Writes in place, because copying `Factors` took measurable time. Entries past the range are
     /// unspecified.
     #[inline(always)]
     pub(super) fn set<const GROUP: usize, const MIN: bool>(
@@ -188,6 +191,7 @@ impl Factors {
         x: &TokenRows<'_>,
         t: usize,
         k: &Range<usize>,
+        bias: i32,
         sums_of_16: impl Fn(&[i8], &mut [i32; 32]),
     ) {
         let (x8, first) = (x.acts.q8(), t * x.n_cols + k.start);
@@ -202,8 +206,39 @@ impl Factors {
             if MIN {
                 self.offset[g] = -self.d[g * GROUP / Q8_BLOCK] * self.start[g] as f32;
             }
-            self.start[g] *= -BIAS;
+            self.start[g] *= -bias;
         }
+    }
+}
+
+/// The bias that makes the codes of `format` unsigned, and the greatest of these codes, where it is
+/// small: sums of several products then fit in 16 bits.
+#[cfg(target_arch = "x86_64")]
+pub(super) const fn small_codes(format: Format) -> Option<(i32, i32)> {
+    match format {
+        Format::Q4_0 => Some((8, 15)),
+        Format::Q4_1 | Format::Q4_K => Some((0, 15)),
+        Format::Q5_0 => Some((16, 31)),
+        Format::Q5_1 | Format::Q5_K => Some((0, 31)),
+        Format::Q2_K => Some((0, 3)),
+        Format::Q3_K => Some((4, 7)),
+        Format::Q6_K => Some((32, 63)),
+        Format::MXFP4 => Some((12, 24)),
+        Format::Q1_0 => Some((1, 2)),
+        Format::Q8_0
+        | Format::IQ4_NL
+        | Format::IQ4_XS
+        | Format::IQ2_XXS
+        | Format::IQ2_XS
+        | Format::IQ2_S
+        | Format::IQ3_XXS
+        | Format::IQ3_S
+        | Format::IQ1_S
+        | Format::IQ1_M
+        | Format::F32
+        | Format::F16
+        | Format::BF16
+        | Format::U32 => None,
     }
 }
 
@@ -222,7 +257,7 @@ pub(super) fn sums_of_16(q: &[i8], sums: &mut [i32; 32]) {
 }
 
 /// `FILL` and `MULTIPLY` of a SIMD level with instructions `$features`. The level provides
-/// `vector`, `grid`, `transpose`, `plain` and `quantised`.
+/// `vector`, `grid`, `bias`, `transpose`, `plain` and `quantised`.
 macro_rules! panel_kernels {
     ($features:literal) => {
         pub(super) const FILL: FillFn = |format, rows, panel| {
@@ -241,9 +276,17 @@ macro_rules! panel_kernels {
                 format,
                 rows,
                 panel,
-                |format, bytes, out| widen(format, bytes, out),
-                |table, pairs, codes| look_up_pairs(table, pairs, codes),
-                |format, row, codes, scales| grid::unpack(format, row, -128, codes, scales),
+                bias(format),
+                |row, words| {
+                    super::super::panel_rows::unpack(
+                        format,
+                        row,
+                        words,
+                        |format, bytes, out| widen(format, bytes, out),
+                        |table, pairs, codes| look_up_pairs(table, pairs, codes),
+                        |format, row, codes, scales| grid::unpack(format, row, -128, codes, scales),
+                    );
+                },
                 |words, at, panel, first| transpose(words, at, panel, first),
             );
         }
@@ -291,10 +334,10 @@ macro_rules! panel_kernels {
             x.check_bounds(sums.len(), &k, panel);
             match format.quants().map(|quants| (quants.group, quants.has_min)) {
                 None => plain(panel, &k, x, sums),
-                Some((16, false)) => quantised::<16, false>(panel, &k, x, sums),
-                Some((16, true)) => quantised::<16, true>(panel, &k, x, sums),
-                Some((_, false)) => quantised::<32, false>(panel, &k, x, sums),
-                Some((_, true)) => quantised::<32, true>(panel, &k, x, sums),
+                Some((16, false)) => quantised::<16, false>(format, panel, &k, x, sums),
+                Some((16, true)) => quantised::<16, true>(format, panel, &k, x, sums),
+                Some((_, false)) => quantised::<32, false>(format, panel, &k, x, sums),
+                Some((_, true)) => quantised::<32, true>(format, panel, &k, x, sums),
             }
         }
     };

@@ -2,7 +2,8 @@
 //! tokens and 16 rows.
 //!
 //! This is a macro, because each such level compiles it against its own module `vector`. The level
-//! provides `dot_groups`, which multiplies quantised rows.
+//! provides `dot_groups`, which multiplies quantised rows, and the `bias` that `dot_groups` leaves in
+//! a format's codes.
 
 /// The functions `quantised` and `plain` of a SIMD level with instructions `$features`.
 macro_rules! panel_passes {
@@ -14,6 +15,7 @@ macro_rules! panel_passes {
 
         #[target_feature(enable = $features)]
         fn quantised<const GROUP: usize, const MIN: bool>(
+            format: Format,
             panel: &[f32],
             k: &Range<usize>,
             x: &TokenRows<'_>,
@@ -22,17 +24,18 @@ macro_rules! panel_passes {
             let n = sums.len();
             let q = x.acts.q8().q;
             let mut factors = [Factors::default(); TOKENS];
+            let dots = dot_groups::<GROUP, MIN>;
             for first in (0..n).step_by(TOKENS) {
                 let tokens = x.tokens::<TOKENS>(first, n);
                 for (factors, &t) in factors.iter_mut().zip(&tokens) {
-                    factors.set::<GROUP, MIN>(x, t, k, sums_of_16);
+                    factors.set::<GROUP, MIN>(x, t, k, bias(format), sums_of_16);
                 }
                 let q = tokens.map(|t| q[t * x.n_cols..][k.clone()].as_ptr().cast::<i32>());
                 for part in (0..PANEL_ROWS).step_by(PASS_ROWS) {
                     let (rows, n_groups) = (&panel[part..], k.len() / GROUP);
                     // SAFETY: each entry of `q` points to `k.len()` bytes, a whole number of
                     // blocks, as `check_bounds` verified.
-                    let out = unsafe { dot_groups::<GROUP, MIN>(rows, &q, &factors, n_groups) };
+                    let out = unsafe { dots(format, rows, &q, &factors, n_groups) };
                     for (sums, out) in sums[first..].iter_mut().zip(out) {
                         add_to(&mut sums[part..], out);
                     }

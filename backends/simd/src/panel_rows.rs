@@ -4,23 +4,16 @@ use hal::format::{E2M1_CODES, Format, IQ4_CODES, UnpackedBlock};
 use half::f16;
 
 use super::panel::{MINS, SCALES, WORDS};
-use super::tile::{e8m0_normal, six_bits};
+use super::tile::{e8m0_normal, shift_codes, six_bits};
 
 /// The codes of the IQ4 formats and of MXFP4, with [`super::panel::BIAS`] added.
-const IQ4_SHIFTED: [i8; 16] = shift_codes(IQ4_CODES);
-const E2M1_SHIFTED: [i8; 16] = shift_codes(E2M1_CODES);
+const IQ4_SHIFTED: [i8; 16] = shift_codes(IQ4_CODES, -128);
+const E2M1_SHIFTED: [i8; 16] = shift_codes(E2M1_CODES, -128);
 
-const fn shift_codes(mut codes: [i8; 16]) -> [i8; 16] {
-    let mut i = 0;
-    while i < 16 {
-        codes[i] ^= -128;
-        i += 1;
-    }
-    codes
-}
-
-/// Unpacks one row into codes, scales and minimums, or into floats for a format without blocks. See
-/// [`super::panel::fill_panel`] for the functions of the level.
+/// Unpacks one row into codes, scales and minimums, or into floats for a format without blocks.
+/// `widen` converts values of formats without blocks to floats, `look_up` maps the nibbles of 16
+/// bytes to codes, and `grid` unpacks a row of a format whose codes are table entries into codes plus
+/// [`super::panel::BIAS`] and scales: functions of the level.
 #[inline(always)]
 pub(super) fn unpack(
     format: Format,
@@ -42,13 +35,13 @@ pub(super) fn unpack(
     match format {
         Format::Q4_0 => {
             let halves = blocks_of_32::<18>(row, codes, |block, codes| {
-                for (j, &pair) in block[2..].iter().enumerate() {
-                    codes[j] = (pair & 15) + 120;
-                    codes[j + 16] = (pair >> 4) + 120;
-                }
+                nibbles(&block[2..], 120, codes);
             });
             widen(Format::F16, &halves, &mut scales[..16]);
         }
+        Format::Q4_1 => with_mins::<20>(row, codes, scales, mins, widen, |block, codes| {
+            nibbles(block, 128, codes);
+        }),
         Format::Q8_0 => {
             let halves = blocks_of_32::<34>(row, codes, |block, codes| {
                 for (code, &byte) in codes.iter_mut().zip(&block[2..]) {
@@ -63,7 +56,9 @@ pub(super) fn unpack(
             });
             widen(Format::F16, &halves, &mut scales[..16]);
         }
-        Format::Q5_1 => q5_1(row, codes, scales, mins, widen),
+        Format::Q5_1 => with_mins::<24>(row, codes, scales, mins, widen, |block, codes| {
+            five_bits(block, 128, codes);
+        }),
         Format::Q4_K => q4_k(row, codes, scales, mins),
         Format::Q6_K => q6_k(row, codes, scales),
         Format::IQ4_NL => {
@@ -90,13 +85,9 @@ pub(super) fn unpack(
         | Format::IQ3_S
         | Format::IQ1_S
         | Format::IQ1_M => grid(format, row, codes, scales),
-        Format::F32
-        | Format::F16
-        | Format::BF16
-        | Format::U32
-        | Format::Q4_1
-        | Format::Q5_K
-        | Format::Q1_0 => unpack_call(format, row, codes, scales, mins),
+        Format::F32 | Format::F16 | Format::BF16 | Format::U32 | Format::Q5_K | Format::Q1_0 => {
+            unpack_call(format, row, codes, scales, mins)
+        }
     }
 }
 
@@ -117,6 +108,15 @@ fn blocks_of_32<const BYTES: usize>(
     halves
 }
 
+/// Unpacks 32 nibbles and adds `shift`; low nibbles are the first 16 codes.
+#[inline(always)]
+fn nibbles(pairs: &[u8], shift: u8, codes: &mut [u8; 32]) {
+    for (j, &pair) in pairs.iter().enumerate() {
+        codes[j] = (pair & 15) + shift;
+        codes[j + 16] = (pair >> 4) + shift;
+    }
+}
+
 /// Unpacks 32 codes of five bits and adds `shift`. `bytes` are the high bits, then the nibbles (low
 /// nibbles are the first 16 codes). Eight codes are computed at a time, as the bytes of a word.
 #[inline(always)]
@@ -134,18 +134,21 @@ pub(super) fn five_bits(bytes: &[u8], shift: u8, codes: &mut [u8; 32]) {
     }
 }
 
+/// Unpacks blocks of 32 values that begin with an f16 scale and an f16 that is added; `block` unpacks
+/// the codes from the bytes that follow.
 #[inline(always)]
-fn q5_1(
+fn with_mins<const BYTES: usize>(
     row: &[u8],
     codes: &mut [u8],
     scales: &mut [f32],
     mins: &mut [f32],
     widen: impl Fn(Format, &[u8], &mut [f32]),
+    block: impl Fn(&[u8], &mut [u8; 32]),
 ) {
-    let halves = blocks_of_32::<24>(row, codes, |block, codes| five_bits(&block[4..], 128, codes));
+    let halves = blocks_of_32::<BYTES>(row, codes, |bytes, codes| block(&bytes[4..], codes));
     widen(Format::F16, &halves, &mut scales[..16]);
     let mut added = [0; 32];
-    let blocks = row.as_chunks::<24>().0.iter();
+    let blocks = row.as_chunks::<BYTES>().0.iter();
     for (half, block) in added.as_chunks_mut::<2>().0.iter_mut().zip(blocks) {
         *half = [block[2], block[3]];
     }

@@ -9,6 +9,7 @@ use super::grid;
 use super::panel::{
     BIAS, Factors, FillFn, MINS, PANEL_ROWS, PanelFn, SCALES, TokenRows, fill_panel, sums_of_16,
 };
+use super::panel_rows::unpack;
 
 /// Number of rows and columns that are transposed at a time.
 const SIDE: usize = 8;
@@ -18,9 +19,17 @@ pub(super) const FILL: FillFn = |format, rows, panel| {
         format,
         rows,
         panel,
-        |format: Format, bytes, out| format.dequantize(bytes, out),
-        look_up_pairs,
-        |format, row, codes, scales| grid::unpack(format, row, -128, codes, scales),
+        BIAS,
+        |row, words| {
+            unpack(
+                format,
+                row,
+                words,
+                |format: Format, bytes, out| format.dequantize(bytes, out),
+                look_up_pairs,
+                |format, row, codes, scales| grid::unpack(format, row, -128, codes, scales),
+            );
+        },
         |words, at, panel, first| {
             for column in at..at + SIDE {
                 for (row, words) in words.0.iter().enumerate() {
@@ -70,7 +79,7 @@ fn quantised<const GROUP: usize>(
 ) -> [f32; PANEL_ROWS] {
     let mut out = [0.0; PANEL_ROWS];
     let mut factors = Factors::default();
-    factors.set::<GROUP, true>(x, t, k, sums_of_16);
+    factors.set::<GROUP, true>(x, t, k, 0, sums_of_16);
     let q = x.acts.q8().q[t * x.n_cols..][k.clone()].as_chunks::<GROUP>().0;
     let table = |at: usize| &panel.as_chunks::<PANEL_ROWS>().0[at];
     let codes: &[[[u8; 4]; PANEL_ROWS]] = bytemuck::cast_slice(&panel[..SCALES * PANEL_ROWS]);

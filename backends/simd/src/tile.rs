@@ -155,6 +155,16 @@ pub(super) fn six_bits(packed: &[u8]) -> (u64, u64) {
     (join(scales, scales_4), join(mins, mins_4))
 }
 
+/// `codes` plus `by`, modulo 256: codes that are unsigned, or signed in another range.
+pub(super) const fn shift_codes(mut codes: [i8; 16], by: i8) -> [i8; 16] {
+    let mut i = 0;
+    while i < 16 {
+        codes[i] = codes[i].wrapping_add(by);
+        i += 1;
+    }
+    codes
+}
+
 /// The scale of an MXFP4 block for products: 0 for the two exponents whose scales are subnormal.
 /// Blocks of zeros have such exponents, and subnormal arithmetic is about a hundred times slower.
 #[inline]

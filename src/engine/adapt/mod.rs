@@ -17,7 +17,9 @@ use std::sync::Arc;
 
 use hal::Operand;
 
-use placement::exchange::{self, Bounds, CountedTokens, DECISION_INTERVAL, Heat, LayerHeat};
+use placement::exchange::{
+    self, Allowance, Balance, Bounds, CountedTokens, DECISION_INTERVAL, Heat, LayerHeat,
+};
 use placement::{CPU, LayerPlacement, Neurons, Placement};
 
 use crate::error::Result;
@@ -46,6 +48,8 @@ struct LayerExchange {
     unit: ExchangeUnit,
     heat: Heat,
     bounds: Bounds,
+    /// For each neuron, whether it was on the home device when the model was loaded.
+    at_first: Vec<bool>,
     /// Present if whole experts are exchanged.
     numbers: Option<ExpertNumbers>,
     /// The transposed down matrix in host memory; present if filling slots from the file would take
@@ -66,6 +70,8 @@ struct ExpertNumbers {
 pub(crate) struct NeuronExchange {
     layers: Vec<LayerExchange>,
     counted: CountedTokens,
+    balance: Balance,
+    allowance: Allowance,
     /// Number of tokens since the last decision.
     n_tokens: usize,
     /// Statistics of the steps since the last decision.
@@ -143,6 +149,8 @@ impl NeuronExchange {
         Ok((!layers.is_empty()).then(|| NeuronExchange {
             layers,
             counted: CountedTokens::default(),
+            balance: Balance::default(),
+            allowance: Allowance::default(),
             n_tokens: 0,
             stats: StepStats::default(),
             effect: None,
@@ -189,11 +197,14 @@ impl LayerExchange {
             sizing.model.file.release_rows(&packed.rows);
             down
         });
+        let mut at_first = vec![false; n_ff];
+        lists[0].iter().for_each(|&neuron| at_first[neuron as usize] = true);
         Some(down.transpose().map(|down| LayerExchange {
             layer: index,
             unit,
             heat: Heat::new((0..n_ff).map(expected)),
             bounds: sizing.bounds(index, placed.home, unit, seconds),
+            at_first,
             numbers,
             down,
         }))
@@ -229,6 +240,26 @@ impl NeuronExchange {
         Ok(())
     }
 
+    /// Reads the counts of the interval.
+    fn count(&mut self, loaded: &mut LoadedModel, placement: &Placement) -> Result<()> {
+        for at in &mut self.layers {
+            let placed = &placement.layers[at.layer];
+            let Some(lists) = neurons_by_side(placed) else { continue };
+            for (device, list) in [placed.home, CPU].into_iter().zip(lists) {
+                let lane = lane_mut(&mut loaded.lanes, device);
+                lane.take_hits(at.layer, &mut self.counts)?;
+                let in_file_order = loaded.layers[at.layer].held_on(device).is_some();
+                for (row, &neuron) in list.iter().enumerate() {
+                    let row = if in_file_order { neuron as usize } else { row };
+                    let n = self.counts.get(row).copied().unwrap_or(0.0);
+                    at.heat.add(neuron, n);
+                    self.balance.add(n, device != CPU, at.at_first[neuron as usize]);
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Reads the counts, and exchanges neurons where the gain is clear. Returns the layers whose
     /// placement changed. After an error, the contents of the slots are unknown.
     pub(crate) fn exchange(
@@ -239,34 +270,28 @@ impl NeuronExchange {
         placement: &Placement,
     ) -> Result<Vec<ExchangedLayer>> {
         self.end_interval();
-        let mut all = Vec::new();
-        let mut most = usize::MAX;
-        for at in &mut self.layers {
-            let placed = &placement.layers[at.layer];
-            let Some(lists) = neurons_by_side(placed) else { continue };
-            for (device, list) in [placed.home, CPU].into_iter().zip(lists) {
-                let lane = lane_mut(&mut loaded.lanes, device);
-                lane.take_hits(at.layer, &mut self.counts)?;
-                let in_file_order = loaded.layers[at.layer].held_on(device).is_some();
-                for (row, &neuron) in list.iter().enumerate() {
-                    let row = if in_file_order { neuron as usize } else { row };
-                    at.heat.add(neuron, self.counts.get(row).copied().unwrap_or(0.0));
-                }
-            }
+        self.count(loaded, placement)?;
+        let caution = self.balance.caution();
+        let (mut all, mut most, mut per_decision) = (Vec::new(), usize::MAX, f64::INFINITY);
+        for at in &self.layers {
+            let Some(lists) = neurons_by_side(&placement.layers[at.layer]) else { continue };
             let lists = lists.map(|list| &list[..]);
             let heat = LayerHeat { layer: at.layer, heat: &at.heat, counted: self.counted };
+            let bounds = at.bounds.with_caution(caution);
             all.extend(match at.unit {
                 ExchangeUnit::WithinExperts(n) => {
-                    exchange::swaps_within_experts(heat, lists, n, &at.bounds)
+                    exchange::swaps_within_experts(heat, lists, n, &bounds)
                 }
                 unit @ (ExchangeUnit::Neurons | ExchangeUnit::Experts(_)) => {
-                    exchange::swaps(heat, lists, unit.len(), &at.bounds)
+                    exchange::swaps(heat, lists, unit.len(), &bounds)
                 }
             });
-            most = most.min(at.bounds.max_swaps);
+            most = most.min(bounds.max_swaps);
+            per_decision = per_decision.min(bounds.per_decision);
         }
         self.counted.decay(self.layers.iter_mut().map(|at| &mut at.heat));
-        let chosen = exchange::best_swaps(all, most);
+        let chosen = exchange::best_swaps(all, most.min(self.allowance.next(per_decision)));
+        self.allowance.spend(chosen.len());
         let mut changed = Vec::new();
         for swaps in chosen.chunk_by(|a, b| a.layer == b.layer) {
             let Some(at) = self.layers.iter_mut().find(|at| at.layer == swaps[0].layer) else {

@@ -24,7 +24,7 @@ impl Loader<'_> {
     ) -> Result<Predictor<Tensor>> {
         let home = &self.sizing.devices[placed.home];
         let import = |part: &str, rows: &HostRows| {
-            self.import_whole(home, Owner::Frame(layer), &format!("blk.{layer}.{part}"), rows)
+            self.import_whole(home, Owner::Predictor(layer), &format!("blk.{layer}.{part}"), rows)
         };
         let vector = |part: &str, rows: &HostRows| {
             self.import_unpaged(home, &format!("blk.{layer}.{part}"), rows)
@@ -87,6 +87,8 @@ pub(crate) struct RowLists {
     resident: RowList,
     /// Rows on other devices; `None` if there are no other devices.
     absent: Option<RowList>,
+    /// Rows that the next layer is likely to select; `None` if nothing is read ahead.
+    guessed: Option<RowList>,
 }
 
 #[derive(Debug)]
@@ -134,7 +136,10 @@ impl RowLists {
         }
         let absent =
             shape.shared.then(|| RowList::new(device, shape.n_ff, 1, buckets)).transpose()?;
-        Ok(RowLists { resident: RowList::new(device, shape.n_ff, shape.n_layer, buckets)?, absent })
+        let guessed =
+            shape.guesses.then(|| RowList::new(device, shape.n_ff, 1, buckets)).transpose()?;
+        let resident = RowList::new(device, shape.n_ff, shape.n_layer, buckets)?;
+        Ok(RowLists { resident, absent, guessed })
     }
 
     /// The resident rows of `layer` that a step selects; `bucket` is the index of its token count.
@@ -145,6 +150,11 @@ impl RowLists {
     /// The rows on other devices that a step selects; `None` without other devices.
     pub(crate) fn absent(&self, bucket: usize) -> Option<RowSet<Tensor>> {
         self.absent.as_ref().map(|list| list.set(0, bucket))
+    }
+
+    /// The rows that the next layer is likely to select; `None` if nothing is read ahead.
+    pub(crate) fn guessed(&self, bucket: usize) -> Option<RowSet<Tensor>> {
+        self.guessed.as_ref().map(|list| list.set(0, bucket))
     }
 
     /// Number of resident rows selected per layer, `[n_layer, 1]`.

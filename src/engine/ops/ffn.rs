@@ -11,7 +11,7 @@ use model::{self, Affine, Ffn, FfnMatrix, Model};
 use placement::{Cut, Neurons};
 
 use super::predict::{PredictorData, vector};
-use crate::options::{DenseFrom, EngineOptions, NeuronReads, Sparsity};
+use crate::options::{DenseFrom, EngineOptions, NeuronReads, PagingOptions, Sparsity};
 
 /// How the feed-forward blocks of a model are run; the same for all layers.
 #[derive(Clone, Copy, Debug)]
@@ -27,6 +27,8 @@ pub(crate) struct FfnMode {
     repack: bool,
     /// Whether rows may be bundled, which copies them.
     bundles: bool,
+    /// Whether the rows of a bundle are read from disk alone.
+    page_rows: bool,
     dense_from: DenseFrom,
 }
 
@@ -34,6 +36,7 @@ impl FfnMode {
     pub(crate) fn new(model: &Model, options: &EngineOptions) -> FfnMode {
         let cut = options.has_thresholds();
         let exact = model.is_exactly_sparse() && options.sparsity != Sparsity::Off;
+        let by_neuron = |paging: PagingOptions| paging.neurons == NeuronReads::Bundles;
         FfnMode {
             kind: model.ffn_kind,
             skip: match exact {
@@ -47,8 +50,8 @@ impl FfnMode {
             from_side_file: options.chooser_layers().is_some(),
             repack: options.repack,
             // Weights on disk are bundled only if single neurons are read, so that less is repacked.
-            bundles: options.repack
-                && options.paging.is_none_or(|paging| paging.neurons == NeuronReads::Bundles),
+            bundles: options.repack && options.paging.is_none_or(by_neuron),
+            page_rows: options.paging.is_some_and(by_neuron),
             dense_from: options.dense_from,
         }
     }
@@ -151,10 +154,9 @@ impl FfnMode {
             Neurons::List(list) => Select::Rows(Arc::clone(list)),
         };
         let of = |source: TensorDesc, select: &Select, transpose| PackDesc {
-            source,
             select: select.clone(),
             transpose,
-            spare: 0,
+            ..PackDesc::whole(source)
         };
         let source = match ffn.n_expert() {
             Some(n) if self.transposes(ffn) => {
@@ -197,7 +199,7 @@ impl FfnMode {
             let cols = packs.iter().map(|part| part.rows.desc().n_cols).collect();
             let parts = packs.into_iter().map(|part| part.rows).collect();
             let bundle = model::bundle(parts).expect("the rows have equal counts and one format");
-            let pack = of(bundle.desc(), &rows, false);
+            let pack = PackDesc { page_rows: self.page_rows, ..of(bundle.desc(), &rows, false) };
             packs = vec![PackedFfn { matrix: PackedMatrix::Bundle, rows: bundle, pack, cols }];
             packs.extend(rest);
         }

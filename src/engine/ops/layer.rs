@@ -346,6 +346,23 @@ impl<T: Operand> LayerOps<'_, T> {
         vec![residual_norm(self.model, &s.x, norm, &s.y), route.into()]
     }
 
+    /// Guesses this layer's active neurons from the residual of an earlier one, into `list`; no ops
+    /// if some neurons are on other devices. Uses `y`.
+    pub(crate) fn guess_neurons(&self, list: RowSet<T>) -> Vec<Op<T>> {
+        let (s, usual) = (self.scratch, self.absent.is_none() && !self.is_parallel());
+        let Some(predictor) = self.predictor.filter(|_| usual) else { return Vec::new() };
+        match (predictor.input, self.model.spec.predictor_input, &self.frame.ffn_norm) {
+            (Input::OfFile, PredictorInput::Residual, _) => {
+                vec![predictor.op(s.x.clone(), list, None).into()]
+            }
+            (Input::Normed, _, Some(norm)) => {
+                let normed = residual_norm(self.model, &s.x, norm, &s.y);
+                vec![normed, predictor.op(s.y.clone(), list, None).into()]
+            }
+            (Input::Normed, _, None) => Vec::new(),
+        }
+    }
+
     fn routing(&self, router: &Affine<T>, experts: &Experts, x: &T, weights: &T) -> Route<T> {
         Route {
             w: router.w.clone(),

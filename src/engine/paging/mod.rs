@@ -17,6 +17,7 @@
 //! where that costs more than it saves, neurons are read with their layer
 //! (docs/measurements/tiers.md).
 
+mod estimate;
 mod plan;
 mod units;
 mod weights;
@@ -27,6 +28,7 @@ use hal::{Bytes, HostRowSet, HostRows, Reservation};
 use store::{Store, StoreStats, UnitId};
 
 use crate::error::Result;
+use crate::options::ReadRates;
 pub(crate) use plan::{LayerUnits, NeuronUnits, Parts, Plan};
 pub(crate) use weights::{Owner, PagedMatrix, PagedWeights, row_count};
 
@@ -113,24 +115,6 @@ impl Tiers {
     }
 }
 
-/// How fast a disk reads.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct ReadRates {
-    /// Bytes per second of large reads.
-    pub bandwidth: f64,
-    /// Reads of a neuron's rows per second.
-    pub small_reads: f64,
-}
-
-impl ReadRates {
-    /// The rates of a usual solid-state disk with this bandwidth: it reads 16 KiB in the time in
-    /// which a large read gets 32 KiB.
-    #[must_use]
-    pub fn of_bandwidth(bandwidth: f64) -> ReadRates {
-        ReadRates { bandwidth, small_reads: bandwidth / f64::from(32 << 10) }
-    }
-}
-
 /// A place where a layer's programs are cut, because weights must be in memory from there on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stop {
@@ -149,6 +133,8 @@ pub(crate) struct Stops {
     pub(crate) layer: bool,
     /// The stop inside the layer; `None` without one.
     pub(crate) inside: Option<Stop>,
+    /// Whether the layer before can guess what this one needs.
+    pub(crate) is_guessed: bool,
 }
 
 impl Stops {
@@ -164,8 +150,8 @@ pub(crate) enum Needed<'a> {
     Layer,
     /// The experts with a weight other than 0, `[n_tokens, n_expert]`, in the file's order.
     Experts(&'a [f32]),
-    /// Neurons, by their numbers in the file.
-    Neurons(&'a HostRowSet),
+    /// Neurons, by their numbers in the file, and those that the next layer is likely to need.
+    Neurons { list: &'a HostRowSet, guess: Option<&'a HostRowSet> },
 }
 
 /// The weights of a loaded model that are partly on disk.
@@ -251,7 +237,7 @@ impl Paging {
                     needed.push(unit);
                 }
             }
-            (Needed::Neurons(list), NeuronUnits::Rows(rows)) => {
+            (Needed::Neurons { list, .. }, NeuronUnits::Rows(rows)) => {
                 for (at, &neuron) in list.ids.iter().enumerate() {
                     let tokens = &list.members[at * list.words..][..list.words];
                     let n: u32 = tokens.iter().map(|word| word.count_ones()).sum();
@@ -259,11 +245,15 @@ impl Paging {
                     needed.push(rows[neuron as usize]);
                 }
             }
-            (Needed::Layer | Needed::Experts(_) | Needed::Neurons(_), _) => {}
+            (Needed::Layer | Needed::Experts(_) | Needed::Neurons { .. }, _) => {}
         }
-        store.ensure(needed, interrupt)?;
+        store.order_needed(needed)?;
         self.read_ahead(layer);
-        Ok(())
+        if let Needed::Neurons { guess: Some(guess), .. } = by_tokens {
+            self.read_neurons_ahead(layer, guess);
+        }
+        // The disk has the next reads when these end.
+        Ok(self.store.wait(&self.needed, interrupt)?)
     }
 
     /// Makes all weights of `layer` resident, for programs that compute all experts. `is_here` says
@@ -294,6 +284,18 @@ impl Paging {
         }
     }
 
+    /// Orders the neurons of the layer after `layer` that are likely needed. Its predictor chose
+    /// them for the present residual, so that they are read while this layer and the next one's
+    /// attention compute.
+    fn read_neurons_ahead(&mut self, layer: usize, guess: &HostRowSet) {
+        let Paging { store, layers, ahead, .. } = self;
+        let next = layers.get(layer + 1).filter(|next| next.is_guessed());
+        let Some(NeuronUnits::Rows(rows)) = next.map(|next| &next.neurons) else { return };
+        ahead.clear();
+        ahead.extend(guess.ids.iter().filter_map(|&neuron| rows.get(neuron as usize)));
+        store.look_ahead(ahead);
+    }
+
     /// Orders the experts of the layer after `layer` that are most likely needed, if the CPU is its
     /// home and it has experts on disk. `guess` are the weights of its router for the present
     /// residual, `[n_tokens, n_expert]`.
@@ -302,7 +304,7 @@ impl Paging {
     /// are needed.
     pub(crate) fn read_experts_ahead(&mut self, layer: usize, guess: &[f32]) {
         let Paging { store, layers, ahead, .. } = self;
-        let next = layers.get(layer + 1).filter(|next| next.on_cpu);
+        let next = layers.get(layer + 1).filter(|next| next.is_guessed());
         let Some(NeuronUnits::Experts(experts)) = next.map(|next| &next.neurons) else { return };
         ahead.clear();
         for token in guess.chunks_exact(experts.len().max(1)) {

@@ -15,6 +15,9 @@ use crate::error::Result;
 /// pinned share of a layer is close to what fits.
 const CHUNK: u64 = 4 << 20;
 
+/// Predictors are always in memory if they take at most this part of it: 1 in 3.
+const MAX_PREDICTORS: u64 = 3;
+
 /// Bytes of memory of a unit that is a row, beside its weights: its score and state.
 const ROW_OVERHEAD: usize = 128;
 
@@ -26,6 +29,8 @@ pub(crate) struct LayerUnits {
     pub(crate) neurons: NeuronUnits,
     /// Whether the CPU is the layer's home.
     pub(crate) on_cpu: bool,
+    /// Whether the layer's vectors and its predictor are always in memory, whatever is in chunks.
+    pub(crate) has_predictor: bool,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -49,13 +54,20 @@ impl NeuronUnits {
 }
 
 impl LayerUnits {
+    /// Whether the layer before guesses what this one needs: its router or predictor is in memory.
+    pub(crate) fn is_guessed(&self) -> bool {
+        let by_predictor = matches!(self.neurons, NeuronUnits::Rows(_)) && self.has_predictor;
+        self.on_cpu && (self.chunks.is_empty() || by_predictor)
+    }
+
     pub(crate) fn stops(&self) -> Stops {
         let inside = match &self.neurons {
             NeuronUnits::Dense => None,
             NeuronUnits::Experts(_) => Some(Stop::Router),
             NeuronUnits::Rows(_) => Some(Stop::Predictor),
         };
-        let all = Stops { layer: !self.chunks.is_empty(), inside };
+        let (layer, is_guessed) = (!self.chunks.is_empty(), self.is_guessed());
+        let all = Stops { layer, inside, is_guessed };
         if self.on_cpu { all } else { Stops::default() }
     }
 }
@@ -88,7 +100,7 @@ pub(crate) struct Parts<'a> {
 }
 
 impl Parts<'_> {
-    fn neurons(&self, layer: usize) -> Vec<&PagedMatrix> {
+    pub(super) fn neurons(&self, layer: usize) -> Vec<&PagedMatrix> {
         let own = self.matrices.iter();
         own.filter(|matrix| matrix.owner == Owner::Neurons(layer)).collect()
     }
@@ -183,6 +195,7 @@ impl Plan {
             .collect();
         let mut plan = Plan { layers, tiers: Tiers::default() };
         let mut pinned = plan.pin_model(store, parts.matrices)?;
+        pinned.extend(plan.pin_predictors(store, parts, &by_neuron));
         let dense = plan.chunks(store, parts, &by_neuron);
         plan.add_experts(store, parts);
         plan.add_neurons(store, parts, &by_neuron);
@@ -237,6 +250,34 @@ impl Plan {
         Ok(pinned)
     }
 
+    /// Pins the predictors of layers whose neurons are units, and the vectors of these layers, so
+    /// that reads can be ordered before a layer begins. Where they would take much of the memory,
+    /// they are in chunks like all that every token needs.
+    fn pin_predictors(
+        &mut self,
+        store: &mut impl Units,
+        parts: &Parts<'_>,
+        by_neuron: &[usize],
+    ) -> Vec<UnitId> {
+        let early = |matrix: &&PagedMatrix| match matrix.owner {
+            Owner::Predictor(layer) => by_neuron[layer] > 0,
+            Owner::Frame(layer) => by_neuron[layer] > 0 && matrix.n_rows == 1,
+            Owner::Model | Owner::Neurons(_) => false,
+        };
+        let all = || parts.matrices.iter().filter(early);
+        let bytes: Bytes = all().map(|matrix| matrix.piece.memory()).sum();
+        if bytes.0 > (store.capacity() - store.used()).0 / MAX_PREDICTORS {
+            return Vec::new();
+        }
+        for (layer, &n) in self.layers.iter_mut().zip(by_neuron) {
+            layer.has_predictor = n > 0;
+        }
+        let pieces = all().flat_map(|matrix| chunks(&matrix.piece));
+        let pinned: Vec<UnitId> = pieces.map(|piece| store.add(vec![piece], 1.0)).collect();
+        pinned.iter().for_each(|&unit| _ = store.pin(unit));
+        pinned
+    }
+
     /// Chunks of what every token needs of each layer.
     fn chunks(
         &self,
@@ -251,12 +292,16 @@ impl Plan {
         for matrix in matrices {
             let layer = match matrix.owner {
                 Owner::Model => continue,
+                Owner::Predictor(layer) if self.layers[layer].has_predictor => continue,
+                Owner::Frame(layer) if self.layers[layer].has_predictor && matrix.n_rows == 1 => {
+                    continue;
+                }
                 Owner::Neurons(layer)
                     if parts.n_expert(layer).is_some() || by_neuron[layer] > 0 =>
                 {
                     continue;
                 }
-                Owner::Neurons(layer) | Owner::Frame(layer) => layer,
+                Owner::Neurons(layer) | Owner::Frame(layer) | Owner::Predictor(layer) => layer,
             };
             for piece in chunks(&matrix.piece) {
                 dense[layer].push(store.add(vec![piece], 0.0));
@@ -295,7 +340,7 @@ impl Plan {
     }
 
     /// The units of a layer on the CPU that tokens choose: experts or neurons.
-    fn chosen_here(&self, layer: usize, parts: &Parts<'_>) -> Vec<UnitId> {
+    pub(super) fn chosen_here(&self, layer: usize, parts: &Parts<'_>) -> Vec<UnitId> {
         match &self.layers[layer].neurons {
             NeuronUnits::Dense => Vec::new(),
             NeuronUnits::Rows(units) => units.clone(),
@@ -329,101 +374,6 @@ impl Plan {
             self.layers.iter_mut().for_each(|layer| layer.neurons = NeuronUnits::Dense);
         }
     }
-}
-
-impl Plan {
-    /// Sizes of the tiers, and what a token needs, from the probability of each unit.
-    fn estimate(&self, store: &impl Units, pinned: &[UnitId], parts: &Parts<'_>) -> Tiers {
-        let sum =
-            |units: &[UnitId]| units.iter().map(|&unit| store.unit_bytes(unit)).sum::<Bytes>();
-        let pinned = sum(pinned);
-        let cache = store.capacity() - pinned;
-        let (mut chunks, mut chosen, mut total) = (Bytes(0), Vec::new(), pinned);
-        // Bytes of single neurons, and the pages that they take one by one.
-        let (mut rows, mut by_profile) = ([Bytes(0); 2], false);
-        for (layer, units) in self.layers.iter().enumerate() {
-            chunks += sum(&units.chunks);
-            let here = self.chosen_here(layer, parts);
-            let is_row = matches!(units.neurons, NeuronUnits::Rows(_));
-            let bytes = sum(&here);
-            total += sum(&units.chunks);
-            if is_row {
-                let own = parts.neurons(layer);
-                rows[0] += own.iter().map(|matrix| matrix.piece.memory()).sum();
-                rows[1] += bytes;
-            } else {
-                total += bytes;
-            }
-            let experts = parts.model.layers[layer].experts();
-            let usual = experts.map_or(1.0, |by| by.n_used as f64 / by.n as f64);
-            let probability: Vec<f64> = here.iter().map(|&unit| store.probability(unit)).collect();
-            let known = probability.iter().any(|share| *share > 0.0);
-            by_profile |= known;
-            for (number, (&unit, share)) in here.iter().zip(probability).enumerate() {
-                let share = match (known, is_row) {
-                    (true, _) => share,
-                    (false, true) => usual_use(number, here.len(), parts.density),
-                    (false, false) => usual,
-                };
-                chosen.push(Chosen { share, bytes: store.unit_bytes(unit), is_row });
-            }
-        }
-        // The cache holds the most used units.
-        chosen.sort_by(|a, b| b.share.total_cmp(&a.share));
-        let (mut room, mut read, mut needed) = (cache.0, chunks.0 as f64, 0.0);
-        let (mut read_by_prompt, mut read_rows, mut row_reads) = (read, 0.0, 0.0);
-        let of_prompt = |share: f64| 1.0 - (1.0 - share.min(1.0)).powf(parts.n_prompt as f64);
-        for Chosen { share, bytes, is_row } in chosen {
-            needed += share * bytes.0 as f64;
-            match room.checked_sub(bytes.0) {
-                Some(rest) => room = rest,
-                None => {
-                    read += share * bytes.0 as f64;
-                    read_by_prompt += of_prompt(share) * bytes.0 as f64;
-                    if is_row {
-                        read_rows += share * bytes.0 as f64;
-                        row_reads += share;
-                    }
-                }
-            }
-        }
-        let needed = Bytes(needed as u64) + chunks + pinned;
-        total += rows[0];
-        let held = match rows {
-            [_, Bytes(0)] => cache,
-            [bytes, pages] => Bytes((cache.0 as f64 * bytes.0 as f64 / pages.0 as f64) as u64),
-        };
-        Tiers {
-            weights: total,
-            pinned,
-            cache: held.min(total - pinned),
-            read_per_token: Bytes(read as u64),
-            read_ahead: chunks,
-            rows_per_token: Bytes(read_rows as u64),
-            row_reads_per_token: row_reads,
-            read_per_prompt: Bytes(read_by_prompt as u64),
-            needed_per_token: needed,
-            by_profile,
-            ..Tiers::default()
-        }
-    }
-}
-
-/// A unit that some tokens choose, for the estimate.
-struct Chosen {
-    /// The share of tokens that use it.
-    share: f64,
-    bytes: Bytes,
-    is_row: bool,
-}
-
-/// The share of tokens that use the neuron with rank `i` of `n`, if it is not known: a quarter of
-/// the neurons has four fifths of the uses, as published for models with ReLU (PowerInfer, Song et
-/// al. 2024: 26 % and 80 % for ReluLLaMA-70B). `density` is the mean.
-fn usual_use(i: usize, n: usize, density: f64) -> f64 {
-    const EXPONENT: f64 = 0.166;
-    let below = |rank: usize| (rank as f64 / n.max(1) as f64).powf(EXPONENT);
-    (density * n as f64 * (below(i + 1) - below(i))).min(1.0)
 }
 
 /// The share of each layer that is pinned: the rest needs room for the layer in use and the next.

@@ -19,6 +19,8 @@ pub(crate) enum Owner {
     Model,
     /// The norms, mixer, router and shared expert of a layer.
     Frame(usize),
+    /// The predictor of a layer.
+    Predictor(usize),
     /// The neurons of a layer.
     Neurons(usize),
 }

@@ -217,7 +217,8 @@ impl Recording<'_> {
         Ok(legs)
     }
 
-    /// Guesses which experts the layer after `index` will use, unless `y` is in use.
+    /// Guesses which experts or neurons the layer after `index` will use, unless `y` is in use or
+    /// the layer's router or predictor may be on disk.
     fn guess(
         &self,
         lane: &Lane,
@@ -226,13 +227,24 @@ impl Recording<'_> {
         index: usize,
     ) -> Vec<Op<Tensor>> {
         let next = index + 1;
-        let uses_y = self.model.layers[index].frame.parallel;
-        let wanted = self.loaded.stops(next).inside == Some(Stop::Router) && !uses_y;
-        let guess = self.loaded.guess.as_ref().filter(|_| wanted);
-        let guess = guess.map(|weights| weights.rows(0..self.buckets[bucket]));
-        let ops =
-            |weights| self.layer_ops(lane, bucket, scratch, next, None).guess_experts(&weights);
-        guess.map(ops).unwrap_or_default()
+        let stops = self.loaded.stops(next);
+        if self.model.layers[index].frame.parallel || !stops.is_guessed {
+            return Vec::new();
+        }
+        let ops = || self.layer_ops(lane, bucket, scratch, next, None);
+        let guess = match stops.inside {
+            Some(Stop::Router) => {
+                let weights = self.loaded.guess.as_ref();
+                let weights = weights.map(|weights| weights.rows(0..self.buckets[bucket]));
+                weights.map(|weights| ops().guess_experts(&weights))
+            }
+            Some(Stop::Predictor) => {
+                let list = lane.lists.as_ref().and_then(|lists| lists.guessed(bucket));
+                list.map(|list| ops().guess_neurons(list))
+            }
+            Some(Stop::Layer) | None => None,
+        };
+        guess.unwrap_or_default()
     }
 
     fn layer(

@@ -34,6 +34,8 @@ pub(crate) struct StepArena {
     pub(super) sent: SentRows,
     /// The neurons of a layer that a predictor on the CPU chose.
     pub(super) listed: HostRowSet,
+    /// The rows that the next layer is likely to select.
+    pub(super) guessed: HostRowSet,
     pub(super) runs: Vec<Run>,
     pub(crate) timeline: Timeline,
     /// Activity of each layer, over all steps whose counters were read.
@@ -69,6 +71,7 @@ impl StepArena {
             words: Vec::new(),
             sent: SentRows::default(),
             listed: HostRowSet::default(),
+            guessed: HostRowSet::default(),
             runs: Vec::new(),
             timeline: Timeline::default(),
         }

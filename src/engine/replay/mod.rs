@@ -195,10 +195,14 @@ impl StepState<'_> {
                 Needed::Experts(&arena.weights)
             }
             Stop::Predictor => {
+                let guessed = lists.as_ref().and_then(|lists| lists.guessed(*bucket));
                 if let Some(lists) = lists {
                     read_rows(queue, &lists.resident(layer, *bucket), &mut arena.listed)?;
                 }
-                Needed::Neurons(&arena.listed)
+                if let Some(guessed) = &guessed {
+                    read_rows(queue, guessed, &mut arena.guessed)?;
+                }
+                Needed::Neurons { list: &arena.listed, guess: guessed.map(|_| &arena.guessed) }
             }
         };
         let since = arena.timeline.now();
@@ -289,10 +293,11 @@ impl StepState<'_> {
             arena.timeline.record_host(Work::HandOff(index), since);
             if let Some(paging) = paging.as_mut().filter(|_| remote.device == CPU) {
                 let since = arena.timeline.now();
-                match &listed {
-                    Some(rows) => paging.prepare(index, Needed::Neurons(rows), interrupt)?,
-                    None => paging.prepare(index, Needed::Experts(expert_weights), interrupt)?,
-                }
+                let needed = match &listed {
+                    Some(list) => Needed::Neurons { list, guess: None },
+                    None => Needed::Experts(expert_weights),
+                };
+                paging.prepare(index, needed, interrupt)?;
                 arena.timeline.record_host(Work::Read(index), since);
             }
             arena.runs.push(arena.timeline.replay(queue, program, interrupt)?);

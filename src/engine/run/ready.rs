@@ -98,6 +98,7 @@ impl ReadyEngine {
         let streamed: Vec<_> = streams.iter().flatten().map(Stream::streamed_layers).collect();
         let programs = recording.programs(placement, &streamed)?;
         let seconds = forecast.map(|forecast| forecast.seconds);
+        let seconds = seconds.or_else(|| sizing.seconds_of(placement).filter(|_| options.adapt));
         let (adapt, refused) = match NeuronExchange::new(sizing, &loaded.layers, placement, seconds)
         {
             Ok(adapt) => (adapt, None),

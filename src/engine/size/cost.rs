@@ -73,6 +73,13 @@ impl Sizing<'_> {
         forecast.insert(plan(&self.task(budgets))).placement.clone()
     }
 
+    /// Estimated seconds of a token in a placement that was not planned here; `None` if the planner
+    /// cannot estimate it.
+    pub(crate) fn seconds_of(&self, placement: &Placement) -> Option<f64> {
+        let task = self.task(&vec![Bytes::MAX; self.devices.len()]);
+        Some(Forecast::for_placement(&task, placement)?.seconds)
+    }
+
     /// The planner's input for `budgets`.
     pub(crate) fn task(&self, budgets: &[Bytes]) -> Task {
         let placing = &self.options.placing;

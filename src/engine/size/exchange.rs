@@ -234,8 +234,11 @@ impl Sizing<'_> {
                 let n = ffn.n_expert().unwrap_or(1);
                 let writes = ffn.matrices().map(|(_, rows)| ContiguousWrites::new(rows, n));
                 let writes: ContiguousWrites = writes.sum();
-                writes.seconds(&device, device.upload)
-                    + writes.seconds(&cpu, cpu.dense / COPY_TRANSFERS)
+                let paged = self.options.paging.and(self.options.placing.disk);
+                // The expert that leaves the device is read when it is used next.
+                let read = paged.map_or(0.0, |disk| writes.bytes / disk.bandwidth);
+                let written = writes.seconds(&device, device.upload);
+                written + writes.seconds(&cpu, cpu.dense / COPY_TRANSFERS) + read
             }
         };
         Bounds::new(saved, cost, seconds)

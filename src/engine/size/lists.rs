@@ -17,6 +17,8 @@ pub(crate) struct ListShape {
     pub(crate) n_layer: usize,
     /// Whether layers can be split between devices, so that there are lists of absent rows.
     pub(crate) shared: bool,
+    /// Whether there is a list of rows that the next layer is likely to select.
+    pub(crate) guesses: bool,
 }
 
 impl ListShape {
@@ -42,8 +44,9 @@ impl ListShape {
     /// Bytes on `device`, staging included.
     pub(crate) fn size(&self, device: &Device, buckets: &[usize]) -> Bytes {
         let resident = list_size(device, self.n_ff, self.n_layer, buckets);
-        let absent = if self.shared { list_size(device, self.n_ff, 1, buckets) } else { Bytes(0) };
-        resident + absent + Bytes(self.staging(buckets).iter().sum::<usize>() as u64)
+        let others = u64::from(self.shared) + u64::from(self.guesses);
+        let others = Bytes(others * list_size(device, self.n_ff, 1, buckets).0);
+        resident + others + Bytes(self.staging(buckets).iter().sum::<usize>() as u64)
     }
 }
 

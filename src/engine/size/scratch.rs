@@ -8,7 +8,7 @@ use model::Model;
 
 use super::lists::ListShape;
 use crate::ops::scratch::Scratch;
-use crate::options::EngineOptions;
+use crate::options::{EngineOptions, NeuronReads};
 
 /// Shapes of the scratch, counters and lists of a device in use, the same on every device.
 #[derive(Clone, Debug)]
@@ -48,7 +48,8 @@ impl ScratchShape {
         tests::N_MADE.with(|n| n.set(n.get() + 1));
         let hyper = &model.hyper;
         let (n_ff, n_layer) = (model.max_n_ff(), hyper.n_layer);
-        let lists = ListShape { n_ff, n_layer, shared: n_devices > 1 };
+        let guesses = options.paging.is_some_and(|by| by.neurons != NeuronReads::Layer);
+        let lists = ListShape { n_ff, n_layer, shared: n_devices > 1, guesses };
         ScratchShape {
             max_out: options.max_out(),
             n_layer: hyper.n_layer,

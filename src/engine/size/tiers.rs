@@ -94,7 +94,7 @@ impl<'a> CpuWeights<'a> {
             let options = self.sizing.options;
             let data = mode.predictor(model, options, index).filter(|_| placed.home == CPU);
             for rows in data.iter().flat_map(|data| data.fc1.into_iter().chain([data.fc2])) {
-                self.add_whole(Some(Owner::Frame(index)), rows);
+                self.add_whole(Some(Owner::Predictor(index)), rows);
             }
             let here = placed.shares.iter().find(|share| share.device == CPU);
             if let Some((share, ffn)) = here.zip(layer.ffn.as_ref()) {

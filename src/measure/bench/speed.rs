@@ -276,7 +276,7 @@ impl Probe {
         let source = Source::Owned(Arc::new(vec![0x3c_u8; n_rows * row]));
         let rows = HostRows::new(source, n_rows, n_cols, format)?;
         let select = Select::Rows((0..REPEATS as u32).collect());
-        let pack = PackDesc { source: rows.desc(), select, transpose, spare: 0 };
+        let pack = PackDesc { select, transpose, ..PackDesc::whole(rows.desc()) };
         let slots = self.device.import("probe", &pack, &rows)?;
         let mut least = f64::INFINITY;
         for pass in 0..PASSES {

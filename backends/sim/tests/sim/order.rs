@@ -96,12 +96,9 @@ fn a_slot_of_a_pack_is_replaced() {
         let values: Vec<f32> = (0..16u8).map(f32::from).collect();
         let bytes: Vec<u8> = bytemuck::cast_slice(&values).to_vec();
         let host = HostRows::new(Source::Owned(Arc::new(bytes)), 4, 4, Format::F32).unwrap();
-        let pack = PackDesc {
-            source: TensorDesc::new(4, 4, Format::F32),
-            select: Select::Rows([0, 2].into()),
-            transpose: false,
-            spare: 1,
-        };
+        let select = Select::Rows([0, 2].into());
+        let source = TensorDesc::new(4, 4, Format::F32);
+        let pack = PackDesc { select, spare: 1, ..PackDesc::whole(source) };
         let tensor = rig.device.import("pack", &pack, &host).unwrap();
         assert_eq!(tensor.desc().n_rows, 3);
         let row = rig.device.pack_rows(&pack, &host, 3..4).unwrap();

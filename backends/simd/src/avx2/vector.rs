@@ -79,10 +79,6 @@ vector_ops! {
         // SAFETY: `part` has 8 bytes.
         unsafe { _mm_loadl_epi64(part.as_ptr().cast()) }
     }
-    fn bytes_of(v: __m128i) -> [u8; 16] {
-        // SAFETY: both types have 16 bytes, and every bit pattern is valid.
-        unsafe { std::mem::transmute(v) }
-    }
     fn load_ps(from: &[f32], at: usize) -> V {
         let part = &from[at..][..LANES];
         // SAFETY: `part` has 8 floats.
@@ -120,8 +116,8 @@ vector_ops! {
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn nibbles(bytes: &[u8], at: usize) -> __m256i {
-    let low = load_half(bytes, at);
-    let both = _mm256_set_m128i(_mm_srli_epi16::<4>(low), low);
+    let both = _mm256_broadcastsi128_si256(load_half(bytes, at));
+    let both = _mm256_srlv_epi64(both, _mm256_set_epi64x(4, 4, 0, 0));
     _mm256_and_si256(both, _mm256_set1_epi8(15))
 }
 

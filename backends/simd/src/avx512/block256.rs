@@ -218,7 +218,7 @@ pub(super) fn iq4_xs<const N: usize>(row: Row<'_>, x: Tokens<'_, N>) -> [f32; N]
         let mut products = Products::new(iq4_scales(tile, &tile[136..]), x);
         for i in 0..4 {
             let [low, high] = split_nibbles(load_bytes(tile, 136 * (i / 2) + 8 + 64 * (i % 2)));
-            let codes = [look_up(IQ4_SHIFTED, low), look_up(IQ4_SHIFTED, high)];
+            let codes = [look_up(&IQ4_SHIFTED, low), look_up(&IQ4_SHIFTED, high)];
             products.add_shifted_halves::<-128>(i, codes, x);
         }
         products.add_to(&mut acc);

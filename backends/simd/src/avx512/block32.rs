@@ -9,23 +9,14 @@ use std::arch::x86_64::*;
 use hal::format::{E2M1_CODES, IQ4_CODES};
 
 use super::super::rows::Row;
-use super::super::tile::{Tokens, for_tiles};
+use super::super::tile::{Tokens, for_tiles, shift_codes};
 use super::vector::{load_bytes, load_half, load_quarter, look_up};
 use super::{Products, four_lanes_each, strided_scales, strided_words, totals};
 
 /// The codes of IQ4_NL and IQ4_XS plus 128, which makes them unsigned.
-pub(super) const IQ4_SHIFTED: [u8; 16] = shift_codes(IQ4_CODES, 128);
+pub(super) const IQ4_SHIFTED: [i8; 16] = shift_codes(IQ4_CODES, -128);
 /// The codes of MXFP4 plus 12, which makes them unsigned.
-const E2M1_SHIFTED: [u8; 16] = shift_codes(E2M1_CODES, 12);
-
-const fn shift_codes(codes: [i8; 16], shift: u8) -> [u8; 16] {
-    let (mut out, mut i) = ([0; 16], 0);
-    while i < 16 {
-        out[i] = (codes[i] as u8).wrapping_add(shift);
-        i += 1;
-    }
-    out
-}
+const E2M1_SHIFTED: [i8; 16] = shift_codes(E2M1_CODES, 12);
 
 /// The codes of four blocks of `STRIDE` bytes whose nibbles begin at `at`: low nibbles, then high
 /// nibbles.
@@ -202,7 +193,7 @@ pub(super) fn iq4_nl<const N: usize>(row: Row<'_>, x: Tokens<'_, N>) -> [f32; N]
         let mut products = Products::new(strided_scales::<18>(tile), x);
         for i in 0..4 {
             let [low, high] = nibbles::<18>(tile, 72 * i + 2);
-            let codes = [look_up(IQ4_SHIFTED, low), look_up(IQ4_SHIFTED, high)];
+            let codes = [look_up(&IQ4_SHIFTED, low), look_up(&IQ4_SHIFTED, high)];
             products.add_shifted_halves::<-128>(i, codes, x);
         }
         products.add_to(&mut acc);
@@ -222,7 +213,7 @@ pub(super) fn mxfp4<const N: usize>(row: Row<'_>, x: Tokens<'_, N>) -> [f32; N] 
             let pairs = _mm512_inserti32x4::<1>(pairs, block(1));
             let pairs = _mm512_inserti32x4::<2>(pairs, block(2));
             let [low, high] = split_nibbles(_mm512_inserti32x4::<3>(pairs, block(3)));
-            let codes = [look_up(E2M1_SHIFTED, low), look_up(E2M1_SHIFTED, high)];
+            let codes = [look_up(&E2M1_SHIFTED, low), look_up(&E2M1_SHIFTED, high)];
             products.add_shifted_halves::<12>(i, codes, x);
         }
         products.add_to(&mut acc);

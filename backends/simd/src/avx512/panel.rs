@@ -12,7 +12,7 @@ use std::ops::Range;
 use hal::format::Format;
 
 use super::super::panel::{
-    Factors, FillFn, MINS, PANEL_ROWS, PanelFn, RowWords, SCALES, TokenRows, fill_panel,
+    BIAS, Factors, FillFn, MINS, PANEL_ROWS, PanelFn, RowWords, SCALES, TokenRows, fill_panel,
     panel_kernels,
 };
 use super::super::tile::pad_with_zeros;
@@ -26,8 +26,14 @@ const TOKENS: usize = 6;
 /// Tokens per pass for formats without blocks.
 const PLAIN_TOKENS: usize = 8;
 
+/// The value added to a format's codes in a panel.
+fn bias(_: Format) -> i32 {
+    BIAS
+}
+
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
 fn quantised<const GROUP: usize, const MIN: bool>(
+    format: Format,
     panel: &[f32],
     k: &Range<usize>,
     x: &TokenRows<'_>,
@@ -39,7 +45,7 @@ fn quantised<const GROUP: usize, const MIN: bool>(
     for first in (0..n).step_by(TOKENS) {
         let tokens = x.tokens::<TOKENS>(first, n);
         for (factors, &t) in factors.iter_mut().zip(&tokens) {
-            factors.set::<GROUP, MIN>(x, t, k, |q, sums| sums_of_16(q, sums));
+            factors.set::<GROUP, MIN>(x, t, k, bias(format), |q, sums| sums_of_16(q, sums));
         }
         let q = tokens.map(|t| q[t * x.n_cols..][k.clone()].as_ptr().cast::<i32>());
         // SAFETY: each entry of `q` points to `k.len()` bytes, a whole number of blocks, as

@@ -115,8 +115,8 @@ vector_ops! {
 /// The entries of `table` for 64 nibbles.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-pub(super) fn look_up(table: [u8; 16], nibbles: __m512i) -> __m512i {
-    let table = _mm512_broadcast_i32x4(load_quarter(&table, 0));
+pub(super) fn look_up(table: &[i8; 16], nibbles: __m512i) -> __m512i {
+    let table = _mm512_broadcast_i32x4(load_quarter(bytemuck::cast_slice(table), 0));
     _mm512_shuffle_epi8(table, nibbles)
 }
 

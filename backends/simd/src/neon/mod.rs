@@ -23,8 +23,7 @@ use std::arch::is_aarch64_feature_detected;
 use hal::format::Format;
 
 use super::rows::{Row, RowRun, dot_of_rows};
-use super::tile::Q8Tile;
-use super::unpacked::dot_unpacked;
+use super::tile::{Q8Tile, Tokens};
 use super::{ActView, DotKernels, PanelKernels, Table};
 use vector::*;
 
@@ -58,9 +57,16 @@ fn dot(format: Format) -> DotKernels {
         };
     }
     macro_rules! unpacked {
-        ($format:ident) => {
-            dot_unpacked!("neon", $format)
-        };
+        ($format:ident) => {{
+            #[inline]
+            #[target_feature(enable = "neon")]
+            fn dots<const N: usize>(row: Row<'_>, x: Tokens<'_, N>) -> [f32; N] {
+                const TILE: usize =
+                    512 / Format::$format.block_values() * Format::$format.block_bytes();
+                unpacked::dots::<TILE, N>(Format::$format, row, x)
+            }
+            dot_of_rows!("neon", dots)
+        }};
     }
     match format {
         Format::F32 => entry!(plain::of_f32::dots),

@@ -8,7 +8,7 @@ use hal::format::Format;
 
 use super::super::grid;
 use super::super::panel::{
-    Factors, FillFn, MINS, PANEL_ROWS, PanelFn, RowWords, SCALES, TokenRows, fill_panel,
+    BIAS, Factors, FillFn, MINS, PANEL_ROWS, PanelFn, RowWords, SCALES, TokenRows, fill_panel,
     panel_kernels, sums_of_16,
 };
 use super::super::panel_passes::panel_passes;
@@ -18,11 +18,17 @@ use super::vector::*;
 panel_kernels!("neon");
 panel_passes!("neon");
 
+/// The value added to a format's codes in a panel.
+fn bias(_: Format) -> i32 {
+    BIAS
+}
+
 /// The products of the first `n_groups` groups of 16 rows with `TOKENS` tokens; `q` points to the
 /// tokens' codes.
 #[inline]
 #[target_feature(enable = "neon")]
 unsafe fn dot_groups<const GROUP: usize, const MIN: bool>(
+    _: Format,
     panel: &[f32],
     q: &[*const i32; TOKENS],
     factors: &[Factors; TOKENS],
