@@ -8,12 +8,14 @@ import datetime
 import re
 import shlex
 import shutil
+import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
 import compare_report
+import llama_cpp_venv
 from compare_engines import CommandError, Ours, PEER, Peer, in_turn, peer_python, run, say
 
 GB = 1e9
@@ -27,8 +29,9 @@ MEMORY_OF_FILE = 2.2
 @dataclass(frozen=True)
 class Model:
     file: str
-    spec: str
+    spec: str  # of `bench --synthetic`, or a name of shape_models.py
     size: float  # bytes, about
+    has_shape: bool = False  # of a published model
 
 
 Q4_0 = Model("1b-q4_0-silu.gguf", "1b:Q4_0:silu", 0.62 * GB)
@@ -40,6 +43,10 @@ RELU_7B = Model("7b-q4_0-relu.gguf", "7b:Q4_0:relu", 3.79 * GB)
 PWRI_7B = Model("7b-q4_0-relu.pwri.gguf", "7b:Q4_0:relu:pwri", 4.4 * GB)
 # The width and experts of Qwen3-30B-A3B, with half of its experts and a quarter of its layers.
 EXPERTS = Model("experts-q4_0-silu.gguf", "2048x12x768x32/4*64/8:Q4_0:silu", 2.25 * GB)
+# Layers of published models, with the sparsity that is in them: see shape_models.py.
+SHAPES = [Model(f"{name}.gguf", name, size * GB, has_shape=True) for name, size in (
+    ("Qwen3.6-35B-A3B", 1.9), ("Gemma-4-26B-A4B", 2.8), ("GLM-4.7-Flash", 1.6), ("Nemotron-3-Nano", 2.4),
+    ("LFM2-8B-A1B", 1.4))]
 
 
 @dataclass(frozen=True)
@@ -76,6 +83,8 @@ ROWS = [
     Row("prefill 512 1B F16", "pp", 512, F16, 1.3),
     Row("decode 7B Q4_0 ReLU exact", "tg", 24, RELU_7B, 2.0, peer_model=DENSE_7B, sparsity="exact"),
     Row("decode 7B Q4_0 PWRI predictor", "tg", 24, PWRI_7B, 2.3, peer_model=DENSE_7B, sparsity="predicted"),
+    *[Row(f"{work} {model.spec}", test, n, model, 1.0, sparsity="exact")
+      for model in SHAPES for work, test, n in (("decode", "tg", 48), ("prefill 512", "pp", 512))],
 ]
 
 
@@ -111,9 +120,21 @@ def ensure(args, model):
             raise SkippedRow(f"{model.file} needs {(model.size + SPARE_DISK) / GB:.1f} GB of disk in {args.models}, "
                              f"{free / GB:.1f} GB are free; free some, or name another folder with --models")
         say(f"writing {path}")
+        if model.has_shape:
+            return write_shape(args, model, path)
         # The bandwidth is not needed: a small probe saves time.
         run(args.binary, "bench", "--synthetic", model.spec, "--write", path, "-p", 0, "-n", 1, "-r", 1, "--no-warmup",
             "--probe-size", 1, "-o", "json")
+    return path
+
+
+def write_shape(args, model, path):
+    """Writes a model of shape_models.py."""
+    python = (llama_cpp_venv.use_archs_build(args.archs_build) if args.archs_build
+              else llama_cpp_venv.ensure(args.venv, False)[0])
+    if subprocess.run([python, "-c", "import gguf"], capture_output=True).returncode != 0:
+        subprocess.run([python, "-m", "pip", "install", "gguf"], stdout=sys.stderr, check=True)
+    subprocess.run([python, Path(__file__).with_name("shape_models.py"), model.spec, path], check=True)
     return path
 
 
@@ -187,7 +208,7 @@ def facts(args, about):
     unfinished = ", fewer than a result needs" if args.rounds < 7 else ""
     return [
         f"machine   {compare_report.machine(args)}",
-        f"models    thermocline bench --synthetic SPEC --write FILE, synthetic weights: {models}",
+        f"models    synthetic weights; thermocline bench --synthetic SPEC --write FILE, or shape_models.py: {models}",
         f"peer      {compare_report.peer(about)}; flash attention on, repacked weights, F16 KV cache",
         f"command   scripts/compare_llama_cpp {shlex.join(compare_report.without_folders(sys.argv[1:]))}",
         f"rounds    {args.rounds}, in turn, each after an untimed run of itself{unfinished}; both engines with the same threads",

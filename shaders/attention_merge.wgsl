@@ -18,7 +18,6 @@ struct Params {
     n_head: u32,
     d_value: u32,
     n_spans: u32,
-    span: u32,
     window: u32,
     has_sinks: u32,
     quantized: u32,
@@ -30,6 +29,10 @@ var<immediate> p: Params;
 
 // 1 for a token of the step, 0 for padding.
 var<workgroup> real: u32;
+// The largest score and the sum of weights of each span that has positions of the token; the factor of
+// its sums.
+var<workgroup> found: array<vec2<f32>, 64>;
+var<workgroup> factors: array<f32, 64>;
 
 @compute @workgroup_size({{ROW}})
 fn main(
@@ -45,26 +48,28 @@ fn main(
         return;
     }
     let pos = batch[p.at_batch + 4u + 2u * p.max_tokens + t];
-    let first = first_seen(pos, p.window);
-    let from_part = p.at_parts + at * p.n_spans * (p.d_value + 2u);
-    let from_span = first / p.span;
-    let last_span = (end_seen(t, pos, p.window) - 1u) / p.span;
+    // Spans with at least one chunk of 64 positions follow each other and wrap around to span 0.
+    let first = first_seen(pos, p.window) / 64u;
+    let n = min((end_seen(t, pos, p.window) - 1u) / 64u + 1u - first, p.n_spans);
+    let width = p.d_value + 2u;
+    let from_part = p.at_parts + at * p.n_spans * width;
+    if (lane < n) {
+        let part = from_part + (first + lane) % p.n_spans * width;
+        found[lane] = vec2<f32>(parts[part], parts[part + 1u]);
+    }
+    workgroupBarrier();
     var largest = -3.0e38;
     if (p.has_sinks != 0u) { largest = sinks[p.at_sinks + head]; }
-    for (var s = from_span; s <= last_span; s++) {
-        largest = max(largest, parts[from_part + s * (p.d_value + 2u)]);
-    }
+    for (var i = 0u; i < n; i++) { largest = max(largest, found[i].x); }
+    if (lane < n) { factors[lane] = exp(found[lane].x - largest); }
+    workgroupBarrier();
     var total = 0.0;
     if (p.has_sinks != 0u) { total = exp(sinks[p.at_sinks + head] - largest); }
-    for (var s = from_span; s <= last_span; s++) {
-        let part = from_part + s * (p.d_value + 2u);
-        total += parts[part + 1u] * exp(parts[part] - largest);
-    }
+    for (var i = 0u; i < n; i++) { total += found[i].y * factors[i]; }
     for (var col = lane; col < p.d_value; col += {{ROW}}u) {
         var sum = 0.0;
-        for (var s = from_span; s <= last_span; s++) {
-            let part = from_part + s * (p.d_value + 2u);
-            sum += parts[part + 2u + col] * exp(parts[part] - largest);
+        for (var i = 0u; i < n; i++) {
+            sum += parts[from_part + (first + i) % p.n_spans * width + 2u + col] * factors[i];
         }
         y[p.at_y + at * p.d_value + col] = sum / total;
     }

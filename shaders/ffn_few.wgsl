@@ -65,6 +65,7 @@ var<immediate> p: Params;
 {{include row_sum}}
 {{include activation}}
 {{include wanted}}
+{{include group_of}}
 
 var<workgroup> listed: u32;
 

@@ -38,6 +38,7 @@ var<immediate> p: Params;
 
 {{include activation}}
 {{include wanted}}
+{{include group_of}}
 
 var<workgroup> n_carried: atomic<u32>;
 

@@ -63,17 +63,14 @@ fn main(
     var r = 0u;
     if (at < second_at) {
         r = at * per + t / p.lanes;
-        let row = p.at_first + min(r, p.first_rows - 1u) * p.row_words;
-        mine = first_dots(row, p.n_cols, lane, p.lanes, 0u, p.n_cols, 0u, 1u);
+        mine = first_row(r, p.first_rows, lane, 0u, 1u);
     } else if (at < third_at) {
         r = (at - second_at) * per + t / p.lanes;
-        let row = p.at_second + min(r, p.second_rows - 1u) * p.row_words;
-        mine = second_dots(row, p.n_cols, lane, p.lanes, 0u, p.n_cols, 0u, 1u);
+        mine = second_row(r, p.second_rows, lane, 0u, 1u);
     } else {
         r = (at - third_at) * per + t / p.lanes;
         // Without a third matrix, the first is bound in its place.
-        let row = p.at_third + min(r, max(p.third_rows, 1u) - 1u) * p.row_words;
-        mine = third_dots(row, p.n_cols, lane, p.lanes, 0u, p.n_cols, 0u, 1u);
+        mine = third_row(r, p.third_rows, lane, 0u, 1u);
     }
     var value = row_sum(mine, t, p.lanes);
     if (lane != 0u) { return; }

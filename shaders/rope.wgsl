@@ -3,12 +3,12 @@
 
 @group(0) @binding(0) var<storage, read> freqs: array<f32>;
 @group(0) @binding(1) var<storage, read> batch: array<u32>;
-@group(0) @binding(2) var<storage, read_write> x: array<f32>;
+@group(0) @binding(2) var<storage, read_write> q_x: array<f32>;
 
 struct Params {
     at_freqs: u32,
     at_batch: u32,
-    at_x: u32,
+    at_q_x: u32,
     max_tokens: u32,
     n_rows: u32,
     n_head: u32,
@@ -24,6 +24,7 @@ var<immediate> p: Params;
 
 {{include flat}}
 {{include turn}}
+{{include q}}
 
 @compute @workgroup_size({{FLAT}})
 fn main(
@@ -38,9 +39,5 @@ fn main(
         return;
     }
     let pos = batch[p.at_batch + 4u + 2u * p.max_tokens + t];
-    let one = p.at_x + (t * p.n_head + h) * p.d_head + p.first + j * p.pair_step;
-    let other = one + p.pair_other;
-    let pair = rotated(x[one], x[other], f32(pos) * freqs[p.at_freqs + j], p.scale);
-    x[one] = pair.x;
-    x[other] = pair.y;
+    q_rotate(p.at_q_x + (t * p.n_head + h) * p.d_head + p.first, j, pos);
 }

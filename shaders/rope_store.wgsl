@@ -43,6 +43,7 @@ var<immediate> p: Params;
 {{include turn}}
 {{include half}}
 {{include rounded}}
+{{include q}}
 {{include k}}
 {{include v}}
 
@@ -71,35 +72,18 @@ fn main(
     if (known.x == 0u) {
         return;
     }
-    let pos = f32(known.y);
     if (head < p.n_head) {
         let from_q = p.at_q_x + (t * p.n_head + head) * p.d_head + p.first;
-        for (var j = lane; j < p.n_pairs; j += {{ROW}}u) {
-            let one = from_q + j * p.pair_step;
-            let other = one + p.pair_other;
-            let pair = rotated(q_x[one], q_x[other], pos * freqs[p.at_freqs + j], p.scale);
-            q_x[one] = pair.x;
-            q_x[other] = pair.y;
-        }
+        for (var j = lane; j < p.n_pairs; j += {{ROW}}u) { q_rotate(from_q, j, known.y); }
         return;
     }
     let g = head - p.n_head;
     let from_k = p.at_k_x + (t * p.n_head_kv + g) * p.d_head + p.first;
-    for (var j = lane; j < p.n_pairs; j += {{ROW}}u) {
-        let one = from_k + j * p.pair_step;
-        let other = one + p.pair_other;
-        let pair = rotated(k_x[one], k_x[other], pos * freqs[p.at_freqs + j], p.scale);
-        k_x[one] = pair.x;
-        k_x[other] = pair.y;
-    }
+    for (var j = lane; j < p.n_pairs; j += {{ROW}}u) { k_rotate(from_k, j, known.y); }
     storageBarrier();
     if (known.z >= p.cache_rows) {
         return;
     }
-    for (var i = lane; i < p.k_stores; i += {{ROW}}u) {
-        k_store(p.at_k_x + t * p.k_cols, g * p.k_stores + i, p.at_k_cache + known.z * p.k_words);
-    }
-    for (var i = lane; i < p.v_stores; i += {{ROW}}u) {
-        v_store(p.at_v_x + t * p.v_cols, g * p.v_stores + i, p.at_v_cache + known.z * p.v_words);
-    }
+    for (var i = lane; i < p.k_stores; i += {{ROW}}u) { k_store_token(t, g * p.k_stores + i, known.z); }
+    for (var i = lane; i < p.v_stores; i += {{ROW}}u) { v_store_token(t, g * p.v_stores + i, known.z); }
 }

@@ -49,8 +49,8 @@ fn main(
     }
     let i = at % n_stores;
     if (i < p.k_stores) {
-        k_store(p.at_k_x + t * p.k_cols, i, p.at_k_cache + row * p.k_words);
+        k_store_token(t, i, row);
     } else {
-        v_store(p.at_v_x + t * p.v_cols, i - p.k_stores, p.at_v_cache + row * p.v_words);
+        v_store_token(t, i - p.k_stores, row);
     }
 }

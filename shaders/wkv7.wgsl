@@ -1,5 +1,4 @@
-// RWKV-7's recurrence. A workgroup holds some columns of one head's state of a sequence, from the first token to the last.
-// GROUPS invocations, COLUMNS apart, share a column, with ROWS rows each.
+// RWKV-7's recurrence.
 
 @group(0) @binding(0) var<storage, read> r: array<f32>;
 @group(0) @binding(1) var<storage, read> w: array<f32>;
@@ -40,8 +39,7 @@ var<immediate> p: Params;
 {{include sequence}}
 {{include sigmoid}}
 
-const GROUPS: u32 = {{SHARED}}u;
-const COLUMNS: u32 = {{FLAT}}u / GROUPS;
+{{include wkv_state}}
 
 // Sums over the invocations of a column: products of the old state with `u` and the decayed receptance; and, the same for
 // all columns, `u . u`, `k' . r`, `(u * rate) . r` and the weight of the bonus. Double buffers: some lanes read one token's
@@ -55,31 +53,22 @@ fn main(
     @builtin(num_workgroups) ids: vec3<u32>,
     @builtin(local_invocation_index) local: u32,
 ) {
-    let block = id.x + id.y * ids.x;
-    let n_blocks = (p.d + COLUMNS - 1u) / COLUMNS;
-    let h = block / n_blocks % p.n_head;
-    let seq = block / n_blocks / p.n_head;
-    let tokens = tokens_of(seq, local);
+    let place = place_of(id.x + id.y * ids.x, local);
+    let tokens = tokens_of(place.seq, local);
     if (tokens.x == p.n_rows) {
         return;
     }
-    let column = local % COLUMNS;
-    let group = local / COLUMNS;
-    let j = block % n_blocks * COLUMNS + column;
+    let h = place.h;
+    let j = place.j;
+    let column = place.column;
+    let group = place.group;
     let inside = j < p.d;
+    load_state(place, batch_pos(tokens.x) == 0u);
     let n = p.n_head * p.d;
-    let own = p.at_state + (seq * p.n_head + h) * p.d * p.d + j;
-    let fresh = batch_pos(tokens.x) == 0u;
-    var held: array<f32, {{ROWS}}>;
-    for (var row = 0u; row < {{ROWS}}u; row++) {
-        let i = group + GROUPS * row;
-        held[row] = 0.0;
-        if (inside && i < p.d && !fresh) { held[row] = state[own + i * p.d]; }
-    }
     var turn = 0u;
     for (var t = tokens.x; t <= tokens.y; t++) {
         // Tokens of other sequences in this range have no effect.
-        let mine = batch_seq(t) == seq;
+        let mine = batch_seq(t) == place.seq;
         let begins = batch_pos(t) == 0u;
         let from_head = t * n + h * p.d;
         let vector = p.at_vectors + h * p.d;
@@ -134,8 +123,5 @@ fn main(
         }
         turn = 1u - turn;
     }
-    for (var row = 0u; row < {{ROWS}}u; row++) {
-        let i = group + GROUPS * row;
-        if (inside && i < p.d) { state[own + i * p.d] = held[row]; }
-    }
+    store_state(place);
 }

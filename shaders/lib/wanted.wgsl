@@ -1,16 +1,5 @@
 // Decides which neurons are active, and marks skipped neurons.
 
-// The expert of a row: the last non-empty one that begins at or before it.
-fn group_of(row: u32) -> u32 {
-    var low = 0u;
-    var high = p.n_group;
-    while (high - low > 1u) {
-        let middle = (low + high) / 2u;
-        if (starts[p.at_starts + middle] <= row) { low = middle; } else { high = middle; }
-    }
-    return low;
-}
-
 // Whether a test value shows that a neuron is inactive. Skip rules: never, not positive, below
 // `limit` in magnitude after the activation, below the cut.
 fn is_dropped(test: f32, limit: f32, cut: f32) -> bool {

@@ -3,9 +3,10 @@
 
 use std::path::Path;
 
+use super::change::Change;
 use super::config::Json;
 use super::family::folders_of;
-use super::output::{Change, Content, Output, RowMap, SourceMatrices};
+use super::output::{Content, Output, SourceMatrices};
 use super::source::Checkpoint;
 use super::{Error, OutType};
 use gguf::Value;
@@ -42,7 +43,7 @@ pub(super) fn read(folder: &Path, arch: &str, out_type: OutType) -> Result<Addit
                 arch: "gemma-embedding",
             });
         }
-        let change = Change { map: RowMap::Same, is_vector: false, transpose: false, plus: 0.0 };
+        let change = Change::default();
         let source = SourceMatrices::new(tensor, change)?;
         let shape = source.shape(None);
         let name_of = format!("{name}.weight");

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::config::Json;
-use super::family::{self, Build};
+use super::family;
 use super::output::{Content, Output};
 use super::plan::Plan;
 use super::source::Checkpoint;
@@ -62,8 +62,7 @@ impl Conversion {
         let config = Json::open(&self.folder.join("config.json"))?.flatten("text_config");
         let family = family::find(&config)?;
         let config = config.with_defaults(family.defaults);
-        let mut build = Build::new(&config, family.arch);
-        (family.keys)(&mut build)?;
+        let mut build = family.build(&config)?;
         let extra = std::mem::take(&mut build.extra);
         let container = match (self.container, &self.predictor) {
             (Some(container), _) => container,
@@ -108,6 +107,7 @@ impl Conversion {
             n_vocab,
             pre: self.pre.as_deref(),
             space_prefix: family.space_prefix,
+            model: family.vocab,
             encodes: build.has("attention.causal"),
         };
         let (vocab_keys, vocab_notes) = vocab::keys(&vocab_inputs)?;

@@ -7,6 +7,7 @@
 //!
 //! Running models, parsing flags and printing belong to other crates.
 
+mod change;
 mod complete;
 mod config;
 mod dense;
@@ -27,7 +28,7 @@ mod write;
 mod xielu;
 
 pub use error::Error;
-pub use family::classes;
+pub use family::{classes, families};
 pub use importance::{ImportanceMatrix, InputSums};
 pub use job::{Conversion, Summary};
 pub use predictor::{Predictors, predictors};

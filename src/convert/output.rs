@@ -5,6 +5,7 @@ use std::ops::Range;
 use hal::format::Format;
 
 use super::Error;
+use super::change::{Change, RowMap, Selection, Values};
 use super::source::{Encoding, Tensor};
 use gguf::{Bytes, TensorType};
 
@@ -38,61 +39,6 @@ pub(super) enum Content {
     Mxfp4 { blocks: Bytes, scales: Bytes, map: RowMap, n_source: usize, n_rows: usize },
 }
 
-/// Maps an output row to its source row, within one matrix.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum RowMap {
-    /// Identity.
-    Same,
-    /// The two rows of a RoPE pair are half a head apart in the checkpoint and adjacent in the
-    /// file.
-    Rope { d_head: usize },
-    /// The checkpoint interleaves groups of query heads with their key and value head; the file has
-    /// all queries, then all keys, then all values.
-    FalconQkv { n_head: usize, n_head_kv: usize, d_head: usize },
-    /// All rows from `first` on.
-    From { first: usize },
-    /// Every second row from `first` on.
-    Every { first: usize },
-    /// The first or the second half of the rows.
-    Half { second: bool },
-}
-
-impl RowMap {
-    /// The source row of row `row` of `n` output rows.
-    pub(super) fn source(self, row: usize, n: usize) -> usize {
-        match self {
-            RowMap::Same => row,
-            RowMap::Rope { d_head } => {
-                let (head, within) = (row / d_head, row % d_head);
-                head * d_head + within % 2 * (d_head / 2) + within / 2
-            }
-            RowMap::FalconQkv { n_head, n_head_kv, d_head } => {
-                let (head, within) = (row / d_head, row % d_head);
-                let per_group = n_head / n_head_kv;
-                let source = if head < n_head {
-                    head / per_group * (per_group + 2) + head % per_group
-                } else {
-                    let (kind, group) = ((head - n_head) / n_head_kv, (head - n_head) % n_head_kv);
-                    group * (per_group + 2) + per_group + kind
-                };
-                source * d_head + within
-            }
-            RowMap::From { first } => first + row,
-            RowMap::Every { first } => first + 2 * row,
-            RowMap::Half { second } => row + if second { n } else { 0 },
-        }
-    }
-
-    /// Output rows made from `n` source rows.
-    pub(super) fn n_rows(self, n: usize) -> usize {
-        match self {
-            RowMap::Same | RowMap::Rope { .. } | RowMap::FalconQkv { .. } => n,
-            RowMap::From { first } => n.saturating_sub(first),
-            RowMap::Every { .. } | RowMap::Half { .. } => n / 2,
-        }
-    }
-}
-
 /// Consecutive matrices of one source tensor.
 #[derive(Clone, Debug)]
 pub(super) struct SourceMatrices {
@@ -111,16 +57,8 @@ pub(super) struct SourceMatrices {
     is_stack: bool,
     is_vector: bool,
     transposed: bool,
-    plus: f32,
-}
-
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Change {
-    pub(super) map: RowMap,
-    /// The tensor is a vector or a stack of vectors (biases), so its last axis has no columns.
-    pub(super) is_vector: bool,
-    pub(super) transpose: bool,
-    pub(super) plus: f32,
+    columns: Option<Selection>,
+    values: Values,
 }
 
 impl SourceMatrices {
@@ -142,6 +80,9 @@ impl SourceMatrices {
         let shape: Vec<usize> = tensor.shape.iter().map(|&n| n as usize).collect();
         let is_vector = change.is_vector || shape.len() == 1;
         let transposed = tensor.transposed != (change.transpose && !is_vector);
+        if matches!(change.map, RowMap::Pad { .. }) && (is_vector || transposed) {
+            return Err(wrong("a matrix stored by rows"));
+        }
         let (outer, n_source, n_cols) = match (is_vector, shape.as_slice()) {
             (true, [outer @ .., n]) => (outer, *n, 1),
             (false, [outer @ .., rows, cols]) if change.transpose => (outer, *cols, *rows),
@@ -149,23 +90,8 @@ impl SourceMatrices {
             (_, _) => return Err(wrong("a matrix")),
         };
         let n_out = change.map.n_rows(n_source);
-        if let RowMap::Rope { d_head } = change.map
-            && (d_head == 0 || d_head % 2 != 0 || n_source % d_head != 0)
-        {
-            return Err(wrong(&format!("rows in whole heads of {d_head}, an even size")));
-        }
-        if let RowMap::FalconQkv { n_head, n_head_kv, d_head } = change.map
-            && n_source != (n_head + 2 * n_head_kv) * d_head
-        {
-            return Err(wrong(&format!("{} rows", (n_head + 2 * n_head_kv) * d_head)));
-        }
-        if n_out == 0 {
-            return Err(wrong("more rows"));
-        }
-        if let RowMap::Every { .. } | RowMap::Half { .. } = change.map
-            && n_source % 2 != 0
-        {
-            return Err(wrong("an even number of rows"));
+        if let Some(expected) = change.misfit(n_source, n_cols) {
+            return Err(wrong(&expected));
         }
         Ok(SourceMatrices {
             bytes: tensor.bytes.clone(),
@@ -178,7 +104,8 @@ impl SourceMatrices {
             is_stack: !outer.is_empty(),
             is_vector,
             transposed,
-            plus: change.plus,
+            columns: change.columns,
+            values: change.values,
         })
     }
 
@@ -200,7 +127,8 @@ impl SourceMatrices {
             is_stack: false,
             is_vector: false,
             transposed: false,
-            plus: 0.0,
+            columns: None,
+            values: Values::Same,
         }
     }
 
@@ -240,23 +168,36 @@ impl SourceMatrices {
         if self.is_vector {
             for (outer, out) in rows.zip(out.chunks_exact_mut(self.n_out)) {
                 for (value, out) in out.iter_mut().enumerate() {
-                    self.decode(
-                        outer * self.n_source + self.map.source(value, self.n_out),
-                        std::slice::from_mut(out),
-                    );
+                    let at = outer * self.n_source + self.map.source(value, self.n_out);
+                    self.decode(at, std::slice::from_mut(out));
+                    self.values.apply(value, std::slice::from_mut(out));
                 }
             }
-        } else if self.transposed {
-            self.gather(rows, out);
+            return;
+        }
+        if self.transposed {
+            self.gather(rows.clone(), out);
         } else {
-            for (row, out) in rows.zip(out.chunks_exact_mut(self.n_cols)) {
+            for (row, out) in rows.clone().zip(out.chunks_exact_mut(self.n_cols)) {
                 let source = row / self.n_out * self.n_source
                     + self.map.source(row % self.n_out, self.n_out);
-                self.decode(source * self.n_cols, out);
+                if matches!(self.map, RowMap::Pad { .. }) && row % self.n_out >= self.n_source {
+                    out.fill(0.0);
+                } else {
+                    self.decode(source * self.n_cols, out);
+                }
             }
         }
-        if self.plus != 0.0 {
-            out.iter_mut().for_each(|value| *value += self.plus);
+        let mut old = Vec::new();
+        for (row, out) in rows.zip(out.chunks_exact_mut(self.n_cols)) {
+            if let Some(columns) = &self.columns {
+                old.clear();
+                old.extend_from_slice(out);
+                for (value, &from) in out.iter_mut().zip(&*columns.list) {
+                    *value = old[from as usize];
+                }
+            }
+            self.values.apply(row % self.n_out, out);
         }
     }
 
@@ -303,7 +244,9 @@ impl SourceMatrices {
     fn unchanged_bytes(&self, row: usize, format: Format) -> Option<&[u8]> {
         if self.encoding != Encoding::Plain(format)
             || self.transposed
-            || self.plus != 0.0
+            || self.columns.is_some()
+            || matches!(self.map, RowMap::Pad { .. })
+            || self.values != Values::Same
             || self.is_vector
         {
             return None;
@@ -437,21 +380,6 @@ fn repack_mxfp4(scale: u8, pairs: &[u8], out: &mut [u8]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn heads_are_interleaved_for_rope() {
-        let map = RowMap::Rope { d_head: 6 };
-        let rows: Vec<usize> = (0..12).map(|row| map.source(row, 12)).collect();
-        assert_eq!(rows, [0, 3, 1, 4, 2, 5, 6, 9, 7, 10, 8, 11]);
-    }
-
-    #[test]
-    fn falcon_groups_become_queries_keys_and_values() {
-        // Two groups of two queries, a key and a value, one row each.
-        let map = RowMap::FalconQkv { n_head: 4, n_head_kv: 2, d_head: 1 };
-        let rows: Vec<usize> = (0..8).map(|row| map.source(row, 8)).collect();
-        assert_eq!(rows, [0, 1, 4, 5, 2, 6, 3, 7]);
-    }
 
     #[test]
     fn mxfp4_codes_are_reordered_unchanged() {

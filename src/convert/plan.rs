@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 
 use hal::format::Format;
 
+use super::change::{Change, RowMap, Values};
 use super::complete;
-use super::family::{Build, Family, Transform};
-use super::output::{Change, Content, Output, RowMap, SourceMatrices};
+use super::family::{Build, Family, Part, Reshape, Rule, Scale, Transform};
+use super::output::{Content, Output, SourceMatrices};
 use super::source::{Checkpoint, Encoding, Tensor};
 use super::{Error, OutType};
 use gguf::TensorType;
@@ -20,6 +21,8 @@ const PREFIXES: &[&str] = &[
     "transformer.",
     "bert.",
     "roberta.",
+    "backbone.",
+    "gpt_neox.",
 ];
 /// Tensors that are not converted: vision encoders (prefixes), and tables that readers compute
 /// themselves (suffixes).
@@ -28,6 +31,18 @@ const DROPPED_PREFIXES: &[&str] = &[
     "multi_modal_projector.",
     "model.vision_tower.",
     "model.multi_modal_projector.",
+    "audio_tower.",
+    "model.audio_tower.",
+    "embed_audio.",
+    "embed_vision.",
+    "model.embed_audio.",
+    "model.embed_vision.",
+    "visual.",
+    "model.visual.",
+    "vision_model.",
+    "mtp.",
+    "model.mtp.",
+    "model.mtp_",
 ];
 const DROPPED_SUFFIXES: &[&str] = &["rotary_emb.inv_freq", ".masked_bias", ".attn.bias"];
 
@@ -36,6 +51,15 @@ type Pieces = BTreeMap<usize, SourceMatrices>;
 
 /// The tensors of a file, and notes about omitted tensors.
 pub(super) type PlannedTensors = (Vec<Output>, Vec<String>);
+
+/// What a tensor of a checkpoint becomes.
+struct Target {
+    /// Name in the file.
+    name: String,
+    /// The number of the expert, in a matrix that has all experts.
+    expert: Option<usize>,
+    rule: &'static Rule,
+}
 
 /// Everything that determines the tensors of the output file: model family, source and options.
 pub(super) struct Plan<'a> {
@@ -59,16 +83,24 @@ impl Plan<'_> {
                 *left_out.entry(start).or_default() += 1;
                 continue;
             }
-            for (name, expert, transform) in self.targets(&tensor.name)? {
+            if self.is_extra(&tensor.name) {
+                *left_out.entry("multi-token prediction").or_default() += 1;
+                continue;
+            }
+            for Target { name, expert, rule } in self.targets(&tensor.name)? {
+                let transform = rule.transform;
                 if let Transform::Mxfp4 | Transform::Mxfp4Even | Transform::Mxfp4Odd = transform {
                     let output = mxfp4(tensor, checkpoint, &name, transform)?;
                     outputs.insert(SortKey::new(&name), output);
                     continue;
                 }
-                if transform == Transform::Tied && self.is_tied(tensor, checkpoint, &mut notes)? {
+                if matches!(transform, Transform::Tied)
+                    && self.is_tied(tensor, checkpoint, &mut notes)?
+                {
                     continue;
                 }
-                let piece = SourceMatrices::new(tensor, self.change(transform, &name)?)?;
+                let tensor = self.reshape(tensor, rule)?;
+                let piece = SourceMatrices::new(&tensor, self.change(rule, &name, &tensor.shape)?)?;
                 let (pieces, is_stack) = stacked.entry(SortKey::new(&name)).or_default();
                 *is_stack |= expert.is_some();
                 if pieces.insert(expert.unwrap_or(0), piece).is_some() {
@@ -83,7 +115,12 @@ impl Plan<'_> {
         let outputs: Vec<Output> = outputs.into_values().collect();
         complete::check(self, &outputs)?;
         for (start, n) in left_out {
-            notes.push(format!("skipped: {n} tensors outside the text model, `{start}*`"));
+            notes.push(match start.strip_suffix('.') {
+                Some(_) if !start.contains("mtp") => {
+                    format!("skipped: {n} tensors outside the text model, `{start}*`")
+                }
+                Some(_) | None => format!("skipped: {n} tensors for multi-token prediction"),
+            });
         }
         Ok((outputs, notes))
     }
@@ -97,7 +134,7 @@ impl Plan<'_> {
         notes: &mut Vec<String>,
     ) -> Result<bool, Error> {
         let is_embedding = |name: &str| {
-            self.targets(name).is_ok_and(|to| to.iter().any(|(to, ..)| to == "token_embd.weight"))
+            self.targets(name).is_ok_and(|to| to.iter().any(|to| to.name == "token_embd.weight"))
         };
         let embedding = checkpoint.tensors.values().find(|tensor| is_embedding(&tensor.name));
         let is_same = embedding.is_some_and(|embedding| {
@@ -118,13 +155,22 @@ impl Plan<'_> {
         Ok(is_tied)
     }
 
-    /// The outputs made from checkpoint tensor `name`: name in the file, expert number,
-    /// transformation.
-    fn targets(&self, name: &str) -> Result<Vec<(String, Option<usize>, Transform)>, Error> {
+    /// Whether a tensor is of a layer for multi-token prediction, after the last layer.
+    fn is_extra(&self, name: &str) -> bool {
+        let mut parts = bare(name).split('.');
+        let layer = parts.find(|part| *part == "layers").and_then(|_| parts.next()?.parse().ok());
+        let n_layer = self.build.n_layer().unwrap_or(u32::MAX);
+        layer.is_some_and(|layer: u32| {
+            layer >= n_layer && layer - n_layer < self.build.n_extra_layer
+        })
+    }
+
+    /// The outputs made from checkpoint tensor `name`.
+    fn targets(&self, name: &str) -> Result<Vec<Target>, Error> {
         if DROPPED_SUFFIXES.iter().any(|end| name.ends_with(end)) {
             return Ok(Vec::new());
         }
-        let bare = PREFIXES.iter().find_map(|prefix| name.strip_prefix(prefix)).unwrap_or(name);
+        let bare = bare(name);
         let (base, ending) = match bare.rsplit_once('.') {
             Some((base, ending @ ("weight" | "bias"))) => (base, ending),
             // Names of older checkpoints of BERT.
@@ -135,18 +181,26 @@ impl Plan<'_> {
         };
         let mut targets = Vec::new();
         let mut is_known = false;
-        for rule in self.family.rules.iter().copied().flatten() {
+        for (on, rule) in self.family.all_rules() {
             let Some(numbers) = matches(rule.from, base) else { continue };
+            let is_on = numbers.first().is_none_or(|&layer| self.build.applies(on, layer));
+            if !is_on {
+                continue;
+            }
             is_known = true;
-            if rule.transform == Transform::Drop {
+            if rule.is_dropped() {
                 continue;
             }
             let layer = numbers.first().map(usize::to_string).unwrap_or_default();
-            let mut to = rule.to.replace('*', &layer);
-            if self.transpose_down && to.ends_with(".ffn_down") {
-                to.push_str("_t");
+            let mut name = rule.to.replace('*', &layer);
+            if self.transpose_down && name.ends_with(".ffn_down") {
+                name.push_str("_t");
             }
-            targets.push((format!("{to}.{ending}"), numbers.get(1).copied(), rule.transform));
+            let whole = name.strip_suffix('=').map(str::to_owned);
+            let name = whole.unwrap_or_else(|| format!("{name}.{ending}"));
+            // Without a layer in the file's name, the first number is that of a stacked matrix.
+            let stacked = usize::from(rule.to.contains('*'));
+            targets.push(Target { name, expert: numbers.get(stacked).copied(), rule });
         }
         if !is_known {
             return Err(Error::UnknownTensor { tensor: name.to_owned(), arch: self.family.arch });
@@ -154,44 +208,91 @@ impl Plan<'_> {
         Ok(targets)
     }
 
-    fn change(&self, transform: Transform, name: &str) -> Result<Change, Error> {
+    fn reshape(&self, tensor: &Tensor, rule: &Rule) -> Result<Tensor, Error> {
+        let shape = &tensor.shape;
+        let groups = |n: u32| {
+            let is_vector = shape.len() == 1 && n > 0 && shape[0].is_multiple_of(u64::from(n));
+            let groups = is_vector.then(|| vec![u64::from(n), shape[0] / u64::from(n)]);
+            groups.ok_or_else(|| Error::Shape {
+                tensor: tensor.name.clone(),
+                expected: format!("a vector of {n} equal groups"),
+                found: shape.clone(),
+            })
+        };
+        let shape = match rule.reshape {
+            Reshape::Same => shape.clone(),
+            Reshape::Squeeze => shape.iter().copied().filter(|&n| n != 1).collect(),
+            Reshape::Column => shape.iter().copied().chain([1]).collect(),
+            Reshape::Groups(n) => groups(n(self.build)?)?,
+        };
+        Ok(Tensor { shape, ..tensor.clone() })
+    }
+
+    fn change(&self, rule: &Rule, name: &str, shape: &[u64]) -> Result<Change, Error> {
         let is_vector = name.ends_with(".bias");
-        let plain = Change { map: RowMap::Same, is_vector, transpose: false, plus: 0.0 };
-        let even = || RowMap::Every { first: 0 };
+        let rows = |map: RowMap| Change { map, is_vector, ..Change::default() };
+        let transposed = |map: RowMap| Change { transpose: true, ..rows(map) };
+        let plain = || rows(RowMap::Same);
+        let half = |second: bool| RowMap::Half { second };
+        let every = |first: usize| RowMap::Every { first };
         let d_head = || Ok::<_, Error>(self.build.d_head()? as usize);
-        Ok(match transform {
-            Transform::Same if name.ends_with(".ffn_down_t.weight") => {
-                Change { transpose: true, ..plain }
-            }
+        let change = match rule.transform {
+            Transform::Same if name.ends_with(".ffn_down_t.weight") => transposed(RowMap::Same),
             Transform::Same
             | Transform::Tied
             | Transform::Drop
             | Transform::Mxfp4
             | Transform::Mxfp4Even
-            | Transform::Mxfp4Odd => plain,
-            Transform::RopeQuery | Transform::RopeKey => {
-                Change { map: RowMap::Rope { d_head: d_head()? }, ..plain }
-            }
-            Transform::PlusOne => Change { plus: if is_vector { 0.0 } else { 1.0 }, ..plain },
+            | Transform::Mxfp4Odd => plain(),
+            Transform::Rope => rows(RowMap::Rope { d_head: d_head()? }),
+            Transform::PlusOne if is_vector => plain(),
+            Transform::PlusOne => Change { values: Values::Plus(1.0), ..plain() },
             Transform::FalconQkv => {
                 let (n_head, n_head_kv) =
                     (self.build.n_head()? as usize, self.build.n_head_kv()? as usize);
-                Change { map: RowMap::FalconQkv { n_head, n_head_kv, d_head: d_head()? }, ..plain }
+                rows(RowMap::FalconQkv { n_head, n_head_kv, d_head: d_head()? })
             }
             Transform::AfterPadding => {
-                let first = self.build.first_position()? as usize;
-                Change { map: RowMap::From { first }, ..plain }
+                rows(RowMap::From { first: self.build.first_position()? as usize })
             }
-            Transform::FirstHalf => Change { map: RowMap::Half { second: false }, ..plain },
-            Transform::SecondHalf => Change { map: RowMap::Half { second: true }, ..plain },
-            Transform::Even => Change { map: even(), ..plain },
-            Transform::Odd => Change { map: RowMap::Every { first: 1 }, ..plain },
-            Transform::EvenColumns => Change { map: even(), transpose: true, ..plain },
-            Transform::OddColumns => {
-                Change { map: RowMap::Every { first: 1 }, transpose: true, ..plain }
+            Transform::FirstHalf => rows(half(false)),
+            Transform::SecondHalf => rows(half(true)),
+            Transform::Even => rows(every(0)),
+            Transform::Odd => rows(every(1)),
+            Transform::FirstHalfColumns => transposed(half(false)),
+            Transform::SecondHalfColumns => transposed(half(true)),
+            Transform::EvenColumns => transposed(every(0)),
+            Transform::OddColumns => transposed(every(1)),
+            Transform::Columns => transposed(RowMap::Same),
+            Transform::EitherWay(part) => self.expert_either_way(part, shape)?,
+            Transform::PadRows(n) => rows(RowMap::Pad { n: n(self.build)? as usize }),
+            Transform::Rows(list) => rows(RowMap::List(list(self.build)?)),
+            Transform::ReorderColumns(list) => {
+                Change { columns: Some(list(self.build)?), ..plain() }
             }
-            Transform::Columns => Change { transpose: true, ..plain },
-        })
+        };
+        let values = match rule.scale {
+            Scale::Same => change.values,
+            Scale::NegExp => Values::NegExp,
+            Scale::Times(number) => Values::Times(number(self.build)?),
+            Scale::RowTimes(numbers) => Values::RowTimes(numbers(self.build)?.into()),
+        };
+        Ok(Change { values, ..change })
+    }
+
+    /// The change of experts that are stored transposed, unless only the other way fits the width of
+    /// the model.
+    fn expert_either_way(&self, part: Part, shape: &[u64]) -> Result<Change, Error> {
+        let n_embd = u64::from(self.build.n_embd()?);
+        let is_width = |axis: Option<&u64>| axis == Some(&n_embd);
+        let mut axes = shape.iter().rev();
+        let (last, before) = (is_width(axes.next()), is_width(axes.next()));
+        let (map, transpose) = match part {
+            Part::Gate => (RowMap::Half { second: false }, before || !last),
+            Part::Up => (RowMap::Half { second: true }, before || !last),
+            Part::Down => (RowMap::Same, last),
+        };
+        Ok(Change { map, transpose, ..Change::default() })
     }
 
     /// Stacks the matrices of all experts in one tensor. Returns an error if an expert is missing
@@ -239,6 +340,11 @@ impl SortKey {
         let group = if layer.is_some() { 1 } else { u8::from(name.starts_with("output")) * 2 };
         SortKey { group, layer: layer.unwrap_or(0), name: name.to_owned() }
     }
+}
+
+/// `name` without the prefix of its model.
+fn bare(name: &str) -> &str {
+    PREFIXES.iter().find_map(|prefix| name.strip_prefix(prefix)).unwrap_or(name)
 }
 
 /// The numbers in `name` at the positions of `*` in `pattern`, or `None` if the name does not
@@ -290,10 +396,10 @@ fn mxfp4(
             found: scales.shape.clone(),
         });
     }
-    let map = if transform == Transform::Mxfp4 {
+    let map = if matches!(transform, Transform::Mxfp4) {
         RowMap::Same
     } else {
-        RowMap::Every { first: usize::from(transform == Transform::Mxfp4Odd) }
+        RowMap::Every { first: usize::from(matches!(transform, Transform::Mxfp4Odd)) }
     };
     let (n_source, n_rows) = (rows as usize, map.n_rows(rows as usize));
     let content = Content::Mxfp4 {
@@ -317,6 +423,10 @@ impl OutType {
             "ffn_gate_inp_shexp.weight",
             "position_embd.weight",
             "token_types.weight",
+            "conv1d.weight",
+            "shortconv.conv.weight",
+            "altup_correct_coef.weight",
+            "altup_predict_coef.weight",
         ];
         if shape.len() < 2
             || !name.ends_with(".weight")

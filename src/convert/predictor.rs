@@ -6,8 +6,9 @@ use std::sync::Arc;
 
 use hal::{HostRows, Source};
 
+use super::change::Change;
 use super::config::Json;
-use super::output::{Change, Content, Output, RowMap, SourceMatrices};
+use super::output::{Content, Output, SourceMatrices};
 use super::source::read_torch;
 use super::{Error, OutType};
 use gguf::{Bytes, TensorType};
@@ -42,8 +43,7 @@ pub(super) fn add(
             let tensor = tensor.ok_or_else(|| Error::MissingTensor {
                 tensor: format!("{name} ({})", path.display()),
             })?;
-            let change =
-                Change { map: RowMap::Same, is_vector: false, transpose: false, plus: 0.0 };
+            let change = Change::default();
             let piece = SourceMatrices::new(tensor, change)?;
             let shape = tensor.shape.iter().rev().copied().collect::<Vec<u64>>();
             // fc1 is `[rank, n_embd]` and fc2 `[n_ff, rank]`, for any rank.

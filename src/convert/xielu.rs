@@ -2,7 +2,8 @@
 //! with a number for each layer in the file.
 
 use super::Error;
-use super::output::{Change, RowMap, SourceMatrices};
+use super::change::Change;
+use super::output::SourceMatrices;
 use super::source::Checkpoint;
 use gguf::{Array, Value};
 
@@ -22,7 +23,7 @@ pub(super) fn keys(checkpoint: &Checkpoint, n_layer: u32) -> Result<Vec<(String,
                 values.push(default.ok_or_else(missing)?);
                 continue;
             };
-            let change = Change { map: RowMap::Same, is_vector: true, transpose: false, plus: 0.0 };
+            let change = Change { is_vector: true, ..Change::default() };
             let mut tensor = tensor.clone();
             if tensor.shape.is_empty() {
                 tensor.shape.push(1);

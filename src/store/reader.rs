@@ -25,11 +25,28 @@ const PAUSE: Duration = Duration::from_millis(10);
 /// How often a waiting caller looks at the interrupt flag.
 const POLL: Duration = Duration::from_millis(20);
 
-/// A file and the addresses for its bytes.
+/// A file and the addresses for its bytes, and for [`MAX_PLACED`] bytes behind them.
 #[derive(Clone, Debug)]
 pub(crate) struct Backing {
     pub(crate) file: Arc<dyn ReadAt>,
     pub(crate) region: Arc<Region>,
+}
+
+/// Maximum bytes of a row with a place of its own.
+pub(crate) const MAX_PLACED: u64 = 64 << 10;
+
+impl Backing {
+    pub(crate) fn new(file: Arc<dyn ReadAt>) -> std::io::Result<Backing> {
+        let len = file.size().checked_next_multiple_of(PAGE);
+        let len = len.and_then(|len| len.checked_add(MAX_PLACED)).ok_or(ErrorKind::OutOfMemory)?;
+        Ok(Backing { region: Region::reserve(len)?, file })
+    }
+
+    /// The place of rows that are not in memory: behind the bytes of the file, always zeros. A kernel
+    /// may read such rows, though it does not use the result.
+    pub(crate) fn blank(&self) -> u64 {
+        self.file.size().next_multiple_of(PAGE)
+    }
 }
 
 /// The read of one unit: the jobs that are left, and the first error.
@@ -49,19 +66,33 @@ impl Ticket {
     }
 }
 
-/// Bytes of a file to read: either one range of any length, or several, ascending, within
-/// [`BLOCK`] bytes, which are read at once with what is between them.
+/// Bytes of a file, and where they are in the region.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Part {
+    pub(crate) from: Range<u64>,
+    pub(crate) to: u64,
+}
+
+impl Part {
+    /// Bytes with the same place in the region as in the file.
+    pub(crate) fn in_order(range: Range<u64>) -> Part {
+        Part { to: range.start, from: range }
+    }
+}
+
+/// Bytes of a file to read: either one part of any length that is in order, or several, ascending,
+/// within [`BLOCK`] bytes, which are read at once with what is between them.
 #[derive(Debug)]
 pub(crate) struct Read {
     pub(crate) backing: Backing,
-    pub(crate) parts: Vec<Range<u64>>,
+    pub(crate) parts: Vec<Part>,
 }
 
 impl Read {
     /// The pages from the first byte to the last.
     fn pages(&self) -> Range<u64> {
         let ends = self.parts.first().zip(self.parts.last());
-        ends.map_or(0..0, |(first, last)| pages(&(first.start..last.end)))
+        ends.map_or(0..0, |(first, last)| pages(&(first.from.start..last.from.end)))
     }
 
     /// Bytes that are read from the disk.
@@ -77,7 +108,7 @@ pub(crate) struct Job {
     backing: Backing,
     pages: Range<u64>,
     /// The bytes of units in `pages`.
-    parts: Vec<Range<u64>>,
+    parts: Vec<Part>,
     /// Whether the read goes straight into the region, which has huge pages there. A disk reads
     /// into small pages so much slower that reading into huge ones and copying is faster
     /// (docs/measurements/tiers.md).
@@ -188,7 +219,8 @@ impl Reader {
         for read in reads {
             let all = read.pages();
             let Read { backing, parts } = read;
-            let [range] = &parts[..] else {
+            let in_order = |part: &&Part| part.from.start == part.to;
+            let Some(Part { from: range, .. }) = only(&parts).filter(in_order) else {
                 let (direct, ticket) = (false, Arc::clone(&ticket));
                 new.push(Job { backing, pages: all, parts, direct, ticket });
                 continue;
@@ -200,7 +232,8 @@ impl Reader {
                 for block in blocks(part) {
                     let bytes = block.start.max(range.start)..block.end.min(range.end);
                     let (backing, ticket) = (backing.clone(), Arc::clone(&ticket));
-                    new.push(Job { backing, pages: block, parts: vec![bytes], direct, ticket });
+                    let parts = vec![Part::in_order(bytes)];
+                    new.push(Job { backing, pages: block, parts, direct, ticket });
                 }
             }
         }
@@ -366,8 +399,8 @@ impl Job {
         let Job { backing: Backing { region, .. }, pages, parts, .. } = self;
         let at = |byte: u64| (byte - pages.start) as usize;
         for part in parts {
-            let own = &block[at(part.start)..at(part.end)];
-            region.fill(part.clone(), |out| out.copy_from_slice(own));
+            let own = &block[at(part.from.start)..at(part.from.end)];
+            region.fill(part.to..part.to + own.len() as u64, |out| out.copy_from_slice(own));
         }
     }
 
@@ -399,6 +432,11 @@ impl Job {
         self.copy_parts(block);
         Ok(())
     }
+}
+
+/// The element of a list of one.
+fn only<T>(list: &[T]) -> Option<&T> {
+    list.first().filter(|_| list.len() == 1)
 }
 
 /// The whole pages that have bytes of `range`.

@@ -4,79 +4,28 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use hal::{Bytes, SharedBytes};
+use hal::{Bytes, RowPlace, RowTable, SharedBytes};
 
 use crate::cache::{Cache, CachePolicy};
-use crate::reader::{BLOCK, Backing, Read, Reader, Ticket, pages};
-use crate::region::{PAGE, Region};
+use crate::join::join;
+use crate::places::Places;
+use crate::reader::{Backing, MAX_PLACED, Part, Read, Reader, Ticket, pages};
+use crate::region::PAGE;
 use crate::source::ReadAt;
 use crate::spare::SparePages;
+use crate::stats::StoreStats;
 use crate::unit::{Piece, Place, RowMatrix, State, Unit, Units, shared_pages, whole_pages};
 use crate::{Error, Result};
 
-/// Most bytes between two rows that are read together: a disk that reads 1 to 3 GB/s in large blocks
-/// and does 15,000 to 100,000 reads a second passes over that many bytes in the time of a read.
-const JOINED_GAP: u64 = 32 << 10;
+/// Number of calls of [`Store::order_needed`] for which look-ahead's units are not evicted: a layer
+/// has up to two, and the second one may use what was ordered before the first. An earlier eviction
+/// would wait for the read.
+const KEPT_AHEAD: u64 = 2;
 
 /// Number of a unit.
 pub type UnitId = usize;
-
-/// What the store has done since it was made. Subtract two of them for an interval.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct StoreStats {
-    /// Units that were needed and resident.
-    pub hits: u64,
-    /// Units that were needed and already ordered by look-ahead.
-    pub ahead: u64,
-    /// Units that were needed and had to be ordered then.
-    pub misses: u64,
-    /// Bytes of units that were needed.
-    pub needed: Bytes,
-    /// Bytes read from disk.
-    pub read: Bytes,
-    /// Bytes that look-ahead read and that were evicted unused.
-    pub wasted: Bytes,
-    /// Bytes whose memory came from evicted units, not from the system.
-    pub reused: Bytes,
-    /// Time that steps waited for reads.
-    pub waited: Duration,
-}
-
-impl StoreStats {
-    fn zip(
-        self,
-        other: StoreStats,
-        count: fn(u64, u64) -> u64,
-        time: fn(Duration, Duration) -> Duration,
-    ) -> StoreStats {
-        StoreStats {
-            hits: count(self.hits, other.hits),
-            ahead: count(self.ahead, other.ahead),
-            misses: count(self.misses, other.misses),
-            needed: Bytes(count(self.needed.0, other.needed.0)),
-            read: Bytes(count(self.read.0, other.read.0)),
-            wasted: Bytes(count(self.wasted.0, other.wasted.0)),
-            reused: Bytes(count(self.reused.0, other.reused.0)),
-            waited: time(self.waited, other.waited),
-        }
-    }
-}
-
-impl std::ops::AddAssign for StoreStats {
-    fn add_assign(&mut self, other: StoreStats) {
-        *self = self.zip(other, |a, b| a + b, |a, b| a + b);
-    }
-}
-
-impl std::ops::Sub for StoreStats {
-    type Output = StoreStats;
-
-    fn sub(self, before: StoreStats) -> StoreStats {
-        self.zip(before, u64::saturating_sub, Duration::saturating_sub)
-    }
-}
 
 /// Files whose weights are partly in memory.
 #[derive(Debug)]
@@ -90,6 +39,8 @@ pub struct Store {
     freed: Vec<(usize, Range<u64>)>,
     /// Memory of evicted units for the next ones. With it, units take no more than the capacity.
     spare: SparePages,
+    /// As `spare`, for rows with a table.
+    places: Places,
     reader: Reader,
     stats: StoreStats,
     /// Number of calls of [`Store::ensure`]. Units that the last one needed are not evicted.
@@ -105,8 +56,7 @@ impl Store {
         let setup = |reason: std::io::Error| Error::Setup { reason: reason.to_string() };
         let mut backings = Vec::new();
         for file in files {
-            let region = Region::reserve(file.size()).map_err(setup)?;
-            backings.push(Backing { file, region });
+            backings.push(Backing::new(file).map_err(setup)?);
         }
         Ok(Store {
             backings,
@@ -115,6 +65,7 @@ impl Store {
             shared_pages: HashMap::new(),
             freed: Vec::new(),
             spare: SparePages::new(),
+            places: Places::default(),
             reader: Reader::new(depth)?,
             stats: StoreStats::default(),
             n_ensured: 0,
@@ -137,7 +88,7 @@ impl Store {
     /// Errors of reading.
     pub fn fill(&self, piece: &Piece) -> Result<()> {
         let backing = self.backings[piece.file].clone();
-        let read = Read { backing, parts: vec![piece.range.clone()] };
+        let read = Read { backing, parts: vec![Part::in_order(piece.range.clone())] };
         let ticket = self.reader.order(vec![read], false);
         self.reader.wait(&[Arc::clone(&ticket)], &AtomicBool::new(false))?;
         ticket.error().map_or(Ok(()), Err)
@@ -148,6 +99,33 @@ impl Store {
         self.backings[piece.file].region.release(pages(&piece.range));
     }
 
+    /// All memory of a file, for rows with a table.
+    ///
+    /// # Panics
+    /// If there is no such file.
+    #[must_use]
+    pub fn memory(&self, file: usize) -> SharedBytes {
+        let backing = &self.backings[file];
+        backing.region.slice(0..backing.blank() + MAX_PLACED)
+    }
+
+    /// A table of `n_rows` rows of a matrix, at first in order, for [`RowMatrix::table`]. `None` if
+    /// rows are not whole pages, or are long.
+    #[must_use]
+    pub fn row_table(&self, piece: &Piece, n_rows: usize) -> Option<RowTable> {
+        let Piece { file, range } = piece;
+        let row_bytes = (range.end - range.start) / n_rows.max(1) as u64;
+        let in_pages = range.start.is_multiple_of(PAGE) && row_bytes.is_multiple_of(PAGE);
+        if !in_pages || row_bytes == 0 || row_bytes > MAX_PLACED {
+            return None;
+        }
+        let backing = &self.backings[*file];
+        RowPlace::new(backing.blank())?;
+        let blank = backing.blank()..backing.blank() + row_bytes;
+        backing.region.fill(blank, |out| out.fill(0));
+        RowPlace::in_order(range.start, row_bytes, n_rows)
+    }
+
     /// Starts again with up to `capacity` bytes for units. All units are dropped.
     pub fn begin(&mut self, capacity: Bytes, policy: CachePolicy) {
         (0..self.units.all.len()).for_each(|unit| self.forget(unit));
@@ -155,6 +133,8 @@ impl Store {
         self.units.clear();
         self.shared_pages.clear();
         self.spare.shrink(&self.backings, 0);
+        self.places.shrink(&self.backings, 0);
+        self.places = Places::default();
         self.cache = Cache::new(capacity.0, policy);
     }
 
@@ -176,6 +156,13 @@ impl Store {
         probability: &dyn Fn(usize) -> f64,
     ) -> Range<UnitId> {
         matrices.sort_by_key(|matrix| (matrix.piece.file, matrix.piece.range.start));
+        for matrix in &matrices {
+            let RowMatrix { piece: Piece { file, range }, row_bytes, table } = matrix;
+            if let Some(table) = table {
+                self.places.add(*file, *row_bytes, range.clone());
+                table.iter().for_each(|row| row.set(self.backings[*file].blank()));
+            }
+        }
         let (set, first) = (self.units.add_set(&matrices), self.units.all.len());
         for row in 0..n {
             self.add_unit(Place::Row { set, row: row as u32 }, probability(row));
@@ -296,7 +283,7 @@ impl Store {
     /// Sorts units by their places in files.
     fn sort_by_place(&self, units: &mut Vec<UnitId>) {
         let place = |piece: Piece| (piece.file, piece.range.start);
-        units.sort_by_key(|&unit| self.units.piece(unit, 0).map(place));
+        units.sort_by_key(|&unit| self.units.pieces(unit).next().map(place));
         units.dedup();
     }
 
@@ -344,13 +331,7 @@ impl Store {
         // Thousands of rows share a few tickets.
         tickets.sort_unstable_by_key(Arc::as_ptr);
         tickets.dedup_by(|a, b| Arc::ptr_eq(a, b));
-        if tickets.iter().any(|ticket| !ticket.is_done()) {
-            let since = Instant::now();
-            self.reader.hurry(&tickets);
-            let waited = self.reader.wait(&tickets, interrupt);
-            self.stats.waited += since.elapsed();
-            waited?;
-        }
+        self.wait_for(&tickets, interrupt)?;
         let mut failed = None;
         for &unit in units {
             let State::Reading(ticket) = &self.units.all[unit].state else { continue };
@@ -366,12 +347,24 @@ impl Store {
         failed.map_or(Ok(()), Err)
     }
 
+    fn wait_for(&mut self, tickets: &[Arc<Ticket>], interrupt: &AtomicBool) -> Result<()> {
+        if tickets.iter().all(|ticket| ticket.is_done()) {
+            return Ok(());
+        }
+        let since = Instant::now();
+        self.reader.hurry(tickets);
+        let waited = self.reader.wait(tickets, interrupt);
+        self.stats.waited += since.elapsed();
+        waited
+    }
+
     /// Makes room for `units` without evicting units in use or, if there is other room, units that
     /// look-ahead ordered and that the next call may use.
     fn admit(&mut self, units: &[UnitId]) -> bool {
         let (mut evicted, known, now) = (Vec::new(), &self.units, self.n_ensured);
         let is_used = |unit: usize| known.all[unit].needed_by == now;
-        let is_next = |unit: usize| known.all[unit].unused && known.all[unit].needed_by + 1 == now;
+        let is_next =
+            |unit: usize| known.all[unit].unused && known.all[unit].needed_by + KEPT_AHEAD >= now;
         let cache = &mut self.cache;
         let fits = cache.admit(units, |unit| is_used(unit) || is_next(unit), &mut evicted)
             || cache.admit(units, is_used, &mut evicted);
@@ -392,12 +385,19 @@ impl Store {
                 *self.shared_pages.entry((file, page)).or_default() += 1;
             }
             self.stats.reused += self.spare.fill(&self.backings, file, &range);
-            reads.push(Read { backing: self.backings[file].clone(), parts: vec![range] });
+            let parts = vec![Part::in_order(range)];
+            reads.push(Read { backing: self.backings[file].clone(), parts });
         }
-        let room = self.cache.capacity().saturating_sub(self.cache.used());
-        self.spare.shrink(&self.backings, room);
+        self.shrink_spare();
         self.stats.read += Bytes(self.cache.bytes(unit));
         self.units.all[unit].state = State::Reading(self.reader.order(reads, ahead));
+    }
+
+    /// Returns spare memory for which there is no room beside the units.
+    fn shrink_spare(&mut self) {
+        let room = self.cache.capacity().saturating_sub(self.cache.used());
+        self.places.shrink(&self.backings, room.saturating_sub(self.spare.bytes().0));
+        self.spare.shrink(&self.backings, room.saturating_sub(self.places.bytes().0));
     }
 
     /// Orders units that are rows, in joined reads.
@@ -406,23 +406,23 @@ impl Store {
             return;
         }
         let mut pieces = Vec::with_capacity(units.len());
-        for Piece { file, range } in units.iter().flat_map(|&unit| self.units.pieces(unit)) {
+        for (Piece { file, range }, place) in units.iter().flat_map(|&unit| self.units.parts(unit))
+        {
+            if let Some(place) = place {
+                let (to, reused) = self.places.take(file, range.end - range.start);
+                self.stats.reused += reused;
+                place.set(to);
+                pieces.push((file, Part { from: range, to }));
+                continue;
+            }
             for page in shared_pages(&range) {
                 *self.shared_pages.entry((file, page)).or_default() += 1;
             }
-            pieces.push((file, range));
+            pieces.push((file, Part::in_order(range)));
         }
-        pieces.sort_unstable_by_key(|(file, range)| (*file, range.start));
-        let mut reads: Vec<(usize, Vec<Range<u64>>)> = Vec::new();
-        for (file, range) in pieces {
-            match reads.last_mut() {
-                Some((same, parts)) if *same == file && joins(parts, &range) => parts.push(range),
-                _ => reads.push((file, vec![range])),
-            }
-        }
-        let reads = reads
-            .into_iter()
-            .map(|(file, parts)| Read { backing: self.backings[file].clone(), parts });
+        self.shrink_spare();
+        let reads = join(pieces).into_iter();
+        let reads = reads.map(|(file, parts)| Read { backing: self.backings[file].clone(), parts });
         let reads: Vec<Read> = reads.collect();
         self.stats.read += reads.iter().map(Read::bytes).sum();
         let ticket = self.reader.order(reads, ahead);
@@ -440,13 +440,16 @@ impl Store {
             // Decisions do not depend on how fast the disk is, so a unit may be evicted while it is
             // being read.
             State::Reading(ticket) => {
-                let tickets = [ticket];
-                self.reader.hurry(&tickets);
-                let _ = self.reader.wait(&tickets, &AtomicBool::new(false));
+                let _ = self.wait_for(&[ticket], &AtomicBool::new(false));
             }
         }
         let is_row = self.units.all[unit].is_row();
-        for Piece { file, range } in self.units.pieces(unit) {
+        for (Piece { file, range }, place) in self.units.parts(unit) {
+            if let Some(place) = place {
+                self.places.put(file, range.end - range.start, place.start());
+                place.set(self.backings[file].blank());
+                continue;
+            }
             for page in shared_pages(&range) {
                 let count = self.shared_pages.get_mut(&(file, page));
                 let count = count.expect("ordering the unit counted the page");
@@ -487,13 +490,10 @@ impl Store {
     }
 }
 
-/// Whether a read of `parts` goes on to `next`: one read of both is faster than two.
-fn joins(parts: &[Range<u64>], next: &Range<u64>) -> bool {
-    let (Some(first), Some(last)) = (parts.first(), parts.last()) else { return false };
-    let span = pages(&(first.start..next.end));
-    next.start.saturating_sub(last.end) <= JOINED_GAP && span.end - span.start <= BLOCK
-}
-
 #[cfg(test)]
 #[path = "store_tests.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "row_tests.rs"]
+mod row_tests;

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use hal::Bytes;
+use hal::{Bytes, RowPlace, RowTable};
 
 use crate::reader::{Ticket, pages};
 use crate::region::PAGE;
@@ -27,15 +27,25 @@ impl Piece {
 }
 
 /// A matrix whose rows are units.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct RowMatrix {
     /// All rows.
     pub piece: Piece,
     /// Bytes of a row.
     pub row_bytes: u64,
+    /// Where the rows are in the memory of the file ([`crate::Store::row_table`]); `None` if that is
+    /// in order. With it, rows take the places of others.
+    pub table: Option<RowTable>,
 }
 
 impl RowMatrix {
+    /// Puts all rows in order.
+    pub(crate) fn set_in_order(&self) {
+        for (row, place) in self.table.iter().flat_map(|table| table.iter().enumerate()) {
+            place.set(self.row(row).range.start);
+        }
+    }
+
     /// The bytes of a row.
     #[must_use]
     pub fn row(&self, row: usize) -> Piece {
@@ -94,6 +104,7 @@ pub(crate) struct Units {
 
 impl Units {
     pub(crate) fn clear(&mut self) {
+        self.sets.iter().flatten().for_each(RowMatrix::set_in_order);
         self.all.clear();
         self.sets.clear();
     }
@@ -104,18 +115,28 @@ impl Units {
         self.sets.len() as u32 - 1
     }
 
-    pub(crate) fn piece(&self, unit: usize, number: usize) -> Option<Piece> {
+    /// The piece of a unit with this number, and its place if that is in a table.
+    fn part(&self, unit: usize, number: usize) -> Option<(Piece, Option<&RowPlace>)> {
         match &self.all[unit].place {
-            Place::Pieces(pieces) => pieces.get(number).cloned(),
+            Place::Pieces(pieces) => Some((pieces.get(number)?.clone(), None)),
             Place::Row { set, row } => {
-                self.sets[*set as usize].get(number).map(|matrix| matrix.row(*row as usize))
+                let (matrix, row) = (self.sets[*set as usize].get(number)?, *row as usize);
+                Some((matrix.row(row), matrix.table.as_ref().map(|table| &table[row])))
             }
         }
     }
 
+    /// The pieces of a unit, by file and offset, each with its place if that is in a table.
+    pub(crate) fn parts(
+        &self,
+        unit: usize,
+    ) -> impl Iterator<Item = (Piece, Option<&RowPlace>)> + '_ {
+        (0..).map_while(move |number| self.part(unit, number))
+    }
+
     /// The pieces of a unit, by file and offset.
     pub(crate) fn pieces(&self, unit: usize) -> impl Iterator<Item = Piece> + '_ {
-        (0..).map_while(move |number| self.piece(unit, number))
+        self.parts(unit).map(|(piece, _)| piece)
     }
 
     pub(crate) fn bytes(&self, unit: usize) -> Bytes {

@@ -1,5 +1,6 @@
 //! Conversion: the resulting models, rejected checkpoints, and no incomplete output files.
 
+mod families;
 mod files;
 mod hostile;
 mod importance;

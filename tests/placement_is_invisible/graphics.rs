@@ -96,7 +96,7 @@ fn the_dispatches_per_layer_are_pinned() {
     let found = wgpu_backend::adapters();
     let Some(adapter) = found.first() else { return };
     let backend = adapter.open(&wgpu_backend::Options::default()).unwrap();
-    for (spec, whole, split) in [(":Q4_0:silu", 11, 12), (":Q4_0:relu", 10, 11)] {
+    for (spec, whole, split) in [(":Q4_0:silu", 9, 10), (":Q4_0:relu", 10, 11)] {
         let models = [2, 5].map(|n| generated(&format!("128x{n}x256x4/2{spec}")));
         let count = |place: &dyn Fn(&Model) -> Placement| {
             let counts = [0, 1].map(|i| per_token(&backend, &models[i], place(&models[i])));

@@ -75,6 +75,7 @@ pub(crate) const UNSAFE: &[(&str, &str)] = &[
     ("src/cli/signal_actions.rs", "signal handlers"),
     ("backends/simd/src/", "vector instructions"),
     ("backends/cpu/src/buffer.rs", "tensor memory shared by threads"),
+    ("backends/cpu/src/buffer/views.rs", "tensor memory shared by threads"),
     ("backends/cpu/src/thread_pool.rs", "workers borrow a job"),
     ("backends/cpu/src/program.rs", "creates the tensor views of a program"),
     ("backends/fakes/", "calls functions of the fake drivers"),

@@ -6,11 +6,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::{io, thread};
 
 use hal::format::Format;
-use hal::pack::{check_stored, pack_plain, pack_rows_plain, pack_stored, plain_size, stored_plain};
+use hal::pack::{
+    check_row_places, check_stored, pack_plain, pack_rows_plain, pack_stored, plain_size,
+    stored_plain,
+};
 use hal::{
     Backend, BackendQueue, Bytes, DeviceInfo, DeviceKind, Error, HostRows, MailboxShape,
     MemoryReport, Op, OpDesc, PackDesc, PlainStaging, Plan, RawBuffer, RawMailbox, RawProgram,
-    RawStaging, Result, Select, SharedBytes, Source, StoredPack, Tensor, TensorDesc,
+    RawStaging, Result, RowTable, Select, SharedBytes, Source, StoredPack, Tensor, TensorDesc,
 };
 
 use crate::buffer::{ALIGN, HostBuffer};
@@ -263,6 +266,18 @@ impl Backend for CpuBackend {
         buffer.pitch = pitch;
         buffer.place(&self.nodes);
         Ok(self.lock_buffer(buffer))
+    }
+
+    fn adopt_rows(
+        &self,
+        pack: &PackDesc,
+        memory: SharedBytes,
+        table: RowTable,
+    ) -> Result<Box<dyn RawBuffer>> {
+        let pitch = check_row_places(pack, (*memory).as_ref().len() as u64, &table)?;
+        let mut buffer = HostBuffer::from_shared(memory);
+        (buffer.pitch, buffer.table) = (Some(pitch), Some(table));
+        Ok(Box::new(buffer))
     }
 
     fn pack_rows(&self, pack: &PackDesc, source: &HostRows, rows: Range<u32>) -> Result<Vec<u8>> {

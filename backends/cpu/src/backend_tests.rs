@@ -1,7 +1,7 @@
 use std::sync::Mutex;
 
 use hal::op::{self, MAX_COUNTED_TOKENS};
-use hal::{Device, DeviceId, Program, TensorDesc, format::Format};
+use hal::{Device, DeviceId, Program, RowPlace, TensorDesc, format::Format};
 
 use super::*;
 use crate::options::Numa;
@@ -102,7 +102,8 @@ fn memory_is_locked_or_the_failure_is_reported() {
     assert!(locked().unwrap() < before + (8 << 10));
 }
 
-/// Rows of a stored pack that begin on pages give the products of adjacent rows.
+/// Rows of a stored pack that begin on pages, or where a table says, give the products of adjacent
+/// rows.
 #[test]
 fn rows_on_pages_are_multiplied_as_adjacent_rows_are() {
     let device = Device::new(CpuBackend::new(CpuOptions::default()), DeviceId(0), Bytes::MAX);
@@ -117,13 +118,18 @@ fn rows_on_pages_are_multiplied_as_adjacent_rows_are() {
     let mut queue = device.queue("run").unwrap();
     let input: Vec<f32> = (0..n_cols).map(|i| (i % 31) as f32).collect();
     queue.write(&x, bytemuck::cast_slice(&input)).unwrap();
-    let mut products = |page_rows| {
+    let mut products = |page_rows, in_table| {
         let pack = PackDesc { page_rows, ..PackDesc::whole(source.desc()) };
         let stored = hal::pack::stored_plain(&pack).unwrap();
         let mut packed = AlignedBytes::new(stored.len);
         let range = packed.range.clone();
         device.pack_into(&pack, &source, &mut packed.bytes[range]).unwrap();
-        let bundle = device.adopt(&pack, Arc::new(packed)).unwrap();
+        let bundle = if in_table {
+            let (memory, table) = in_reverse(packed.as_ref(), 4096);
+            device.adopt_rows(&pack, Arc::new(memory), table).unwrap()
+        } else {
+            device.adopt(&pack, Arc::new(packed)).unwrap()
+        };
         let all = [0, 1, 2].map(|part| {
             let w = bundle.columns(part * n_cols..(part + 1) * n_cols);
             let mut recorder = device.record("product");
@@ -135,10 +141,39 @@ fn rows_on_pages_are_multiplied_as_adjacent_rows_are() {
         });
         (stored.len, all)
     };
-    let (adjacent, on_pages) = (products(false), products(true));
+    let (adjacent, on_pages) = (products(false, false), products(true, false));
     assert_eq!((adjacent.0, on_pages.0), (n_rows * 3072, n_rows * 4096));
     assert_eq!(adjacent.1, on_pages.1);
+    assert_eq!(adjacent.1, products(true, true).1);
     assert!(adjacent.1.iter().flatten().any(|&product| product != 0.0));
+}
+
+#[test]
+fn places_outside_of_the_memory_are_rejected() {
+    let device = Device::new(CpuBackend::new(CpuOptions::default()), DeviceId(0), Bytes::MAX);
+    let pack =
+        PackDesc { page_rows: true, ..PackDesc::whole(TensorDesc::new(3, 1536, Format::F16)) };
+    let adopt = |start, n_rows| {
+        let memory: SharedBytes = Arc::new(AlignedBytes::new(5 * 4096));
+        let table = RowPlace::in_order(start, 4096, n_rows).unwrap();
+        device.adopt_rows(&pack, memory, table)
+    };
+    assert!(adopt(8192, 3).is_ok());
+    assert!(matches!(adopt(12288, 3), Err(Error::Shape { .. })));
+    assert!(matches!(adopt(0, 4), Err(Error::Shape { .. })));
+}
+
+/// Rows `pitch` bytes apart, in reverse order behind an empty place, and their table.
+fn in_reverse(rows: &[u8], pitch: usize) -> (AlignedBytes, RowTable) {
+    let mut memory = AlignedBytes::new(rows.len() + pitch);
+    let (start, n_rows) = (memory.range.start, rows.len() / pitch);
+    let table = RowPlace::in_order(0, pitch as u64, n_rows).unwrap();
+    for (number, (row, place)) in rows.chunks_exact(pitch).zip(&*table).enumerate() {
+        let at = (n_rows - number) * pitch;
+        memory.bytes[start + at..][..pitch].copy_from_slice(row);
+        place.set(at as u64);
+    }
+    (memory, table)
 }
 
 /// Bytes whose address is a multiple of 64.

@@ -1,7 +1,7 @@
 #![allow(unsafe_code, reason = "several threads access tensor memory at the same time")]
 //! Host memory of tensors, and the views through which kernels access tensor memory.
 //!
-//! All unsafe access to tensor memory is in this file. It relies on three rules:
+//! All unsafe access to tensor memory is in this file and in `views`. It relies on three rules:
 //!
 //! 1. Tensor memory is accessed only under the device's lock: by a queue that copies data, or by
 //!    one parallel region of the thread pool.
@@ -12,18 +12,20 @@
 use std::alloc::{Layout as Extent, alloc_zeroed, dealloc};
 use std::fmt;
 use std::marker::PhantomData;
-use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::MutexGuard;
 
 use bytemuck::AnyBitPattern;
 use hal::format::TransposedLayout;
-use hal::{Layout, Operand, RawBuffer, SharedBytes, Tensor};
+use hal::{Layout, Operand, RawBuffer, RowTable, SharedBytes, Tensor};
 
 use crate::pages::{LARGE, Pages, for_each_node, page_offsets};
 use crate::reference::Memory;
 use crate::thread_pool::ThreadPool;
-use simd::Matrix;
+
+mod views;
+
+pub(crate) use views::{ReadView, WeightRows, WriteView};
 
 /// Alignment of allocated tensor memory in bytes: a cache line, and the widest SIMD vector.
 pub(crate) const ALIGN: usize = 64;
@@ -35,6 +37,8 @@ pub(crate) struct HostBuffer {
     owner: Owner,
     /// Bytes from one row of the whole tensor to the next; `None` if rows are adjacent.
     pub(crate) pitch: Option<usize>,
+    /// Where the rows of the whole tensor are in the memory; `None` if they are in order.
+    pub(crate) table: Option<RowTable>,
     #[cfg_attr(not(unix), expect(dead_code, reason = "only Unix systems lock memory"))]
     locked: bool,
 }
@@ -77,7 +81,7 @@ impl HostBuffer {
         if len >= LARGE {
             let mut pages = Pages::new(len).ok()?;
             let (start, owner) = (pages.start(), Owner::Mapped { _pages: pages });
-            return Some(HostBuffer { start, len, owner, pitch: None, locked: false });
+            return Some(HostBuffer { start, len, owner, pitch: None, table: None, locked: false });
         }
         // Aligned by hand, because with a large alignment the allocator would touch every page.
         let extent = Extent::from_size_align(len.checked_add(ALIGN)?, 16).ok()?;
@@ -87,7 +91,7 @@ impl HostBuffer {
         // SAFETY: the allocation is ALIGN bytes larger than `len`, and the shift is below ALIGN.
         let start = unsafe { base.add(shift) };
         let owner = Owner::Allocated { base, extent };
-        Some(HostBuffer { start, len, owner, pitch: None, locked: false })
+        Some(HostBuffer { start, len, owner, pitch: None, table: None, locked: false })
     }
 
     /// Uses `source` in place, read-only.
@@ -95,7 +99,7 @@ impl HostBuffer {
         let bytes: &[u8] = (*source).as_ref();
         let (start, len) = (NonNull::from(bytes).cast(), bytes.len());
         let owner = Owner::Source { _bytes: source };
-        HostBuffer { start, len, owner, pitch: None, locked: false }
+        HostBuffer { start, len, owner, pitch: None, table: None, locked: false }
     }
 
     /// Spreads untouched pages of a large buffer over NUMA nodes, each given as its CPUs: a thread
@@ -168,148 +172,6 @@ impl Drop for HostBuffer {
     }
 }
 
-/// Rows that an op reads; they begin `stride` values apart.
-pub(crate) struct ReadView<T> {
-    start: *const T,
-    n_rows: usize,
-    n_cols: usize,
-    stride: usize,
-}
-
-/// Rows that an op writes. Accesses must not overlap: see the rules at the head of this file.
-pub(crate) struct WriteView<T> {
-    start: *mut T,
-    n_rows: usize,
-    n_cols: usize,
-}
-
-impl<T> Clone for ReadView<T> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-impl<T> Copy for ReadView<T> {}
-impl<T> Clone for WriteView<T> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-impl<T> Copy for WriteView<T> {}
-
-// SAFETY: the rules at the head of this file exclude conflicting accesses through views.
-unsafe impl<T: Sync> Send for ReadView<T> {}
-// SAFETY: as above.
-unsafe impl<T: Sync> Sync for ReadView<T> {}
-// SAFETY: as above.
-unsafe impl<T: Send> Send for WriteView<T> {}
-// SAFETY: as above.
-unsafe impl<T: Send> Sync for WriteView<T> {}
-
-impl<T> fmt::Debug for ReadView<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "ReadView[{}, {}]", self.n_rows, self.n_cols)
-    }
-}
-
-impl<T> fmt::Debug for WriteView<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "WriteView[{}, {}]", self.n_rows, self.n_cols)
-    }
-}
-
-impl<T: AnyBitPattern> ReadView<T> {
-    pub(crate) fn n_rows(&self) -> usize {
-        self.n_rows
-    }
-
-    pub(crate) fn n_cols(&self) -> usize {
-        self.n_cols
-    }
-
-    pub(crate) fn row(&self, row: usize) -> &[T] {
-        self.rows(row..row + 1)
-    }
-
-    pub(crate) fn rows(&self, rows: Range<usize>) -> &[T] {
-        assert!(rows.start <= rows.end && rows.end <= self.n_rows, "rows outside the view");
-        assert!(self.stride == self.n_cols || rows.len() < 2, "rows are not adjacent");
-        // SAFETY: the rows are in the view, alive, initialised and not written now (rules 2 and 3).
-        unsafe {
-            std::slice::from_raw_parts(
-                self.start.add(rows.start * self.stride),
-                rows.len() * self.n_cols,
-            )
-        }
-    }
-
-    pub(crate) fn as_slice(&self) -> &[T] {
-        self.rows(0..self.n_rows)
-    }
-}
-
-impl ReadView<u8> {
-    /// All rows as a matrix whose slice includes the gaps between the rows.
-    pub(crate) fn matrix(&self) -> Matrix<'_> {
-        let len = match self.n_rows {
-            0 => 0,
-            n => (n - 1) * self.stride + self.n_cols,
-        };
-        // SAFETY: the slice spans the view from its first byte to its last. The gaps between rows
-        // belong to the same buffer, which is alive and initialised. No op writes weights.
-        let bytes = unsafe { std::slice::from_raw_parts(self.start, len) };
-        Matrix::new(bytes, self.n_cols, self.stride)
-    }
-}
-
-impl<T: AnyBitPattern> WriteView<T> {
-    pub(crate) fn n_rows(&self) -> usize {
-        self.n_rows
-    }
-
-    pub(crate) fn n_cols(&self) -> usize {
-        self.n_cols
-    }
-
-    pub(crate) fn row(&self, row: usize) -> &mut [T] {
-        self.columns(row, 0..self.n_cols)
-    }
-
-    #[allow(clippy::mut_from_ref, reason = "accesses are disjoint: see the head of this file")]
-    pub(crate) fn columns(&self, row: usize, cols: Range<usize>) -> &mut [T] {
-        let inside = row < self.n_rows && cols.start <= cols.end && cols.end <= self.n_cols;
-        assert!(inside, "columns outside the view");
-        // SAFETY: the range is in the view, alive, initialised; only this chunk uses it (rule 3).
-        unsafe {
-            std::slice::from_raw_parts_mut(
-                self.start.add(row * self.n_cols + cols.start),
-                cols.len(),
-            )
-        }
-    }
-
-    pub(crate) fn read_row(&self, row: usize) -> &[T] {
-        self.read_rows(row..row + 1)
-    }
-
-    /// Rows to read in a phase that does not write them.
-    pub(crate) fn read_rows(&self, rows: Range<usize>) -> &[T] {
-        assert!(rows.start <= rows.end && rows.end <= self.n_rows, "rows outside the view");
-        // SAFETY: the rows are in the view, alive, initialised and not written now (rule 3).
-        unsafe {
-            std::slice::from_raw_parts(
-                self.start.add(rows.start * self.n_cols),
-                rows.len() * self.n_cols,
-            )
-        }
-    }
-
-    /// All rows, for phases that only read them.
-    pub(crate) fn read_view(&self) -> ReadView<T> {
-        let WriteView { start, n_rows, n_cols } = *self;
-        ReadView { start, n_rows, n_cols, stride: n_cols }
-    }
-}
-
 /// A range of the workspace: `[n_rows, n_cols]` of `T` from byte `at` on.
 #[derive(Debug)]
 pub(crate) struct Span<T> {
@@ -361,6 +223,7 @@ impl<'a> Binder<'a> {
         let bytes = |n_cols| desc.format.row_bytes(n_cols).expect("tensors have whole blocks");
         let (row, adjacent) = (bytes(desc.n_cols), bytes(tensor.whole().n_cols));
         let stride = buffer.pitch.unwrap_or(adjacent);
+        assert!(buffer.table.is_none(), "only kernels read rows of a table");
         let (at, first) = (bytes(tensor.first_col()), tensor.first_row() * stride);
         assert!(desc.layout == Layout::Rows, "{desc} is not row-major");
         let inside = at + row <= stride && first + desc.n_rows * stride <= buffer.len;
@@ -383,6 +246,24 @@ impl<'a> Binder<'a> {
         assert!(start.is_aligned(), "{} is not aligned", tensor.desc());
         let [n_cols, stride] = [row, stride].map(|bytes| bytes / size_of::<T>());
         ReadView { start, n_rows: tensor.desc().n_rows, n_cols, stride }
+    }
+
+    /// A view for reading weights.
+    pub(crate) fn weights(&self, tensor: &Tensor) -> WeightRows {
+        let (buffer, desc) = (Self::buffer(tensor), tensor.desc());
+        let Some(table) = &buffer.table else { return WeightRows::InOrder(self.read(tensor)) };
+        let bytes = |n_cols| desc.format.row_bytes(n_cols).expect("tensors have whole blocks");
+        let (row_bytes, at) = (bytes(desc.n_cols), bytes(tensor.first_col()));
+        let stride = buffer.pitch.unwrap_or_else(|| bytes(tensor.whole().n_cols));
+        let places = &table[tensor.first_row()..][..desc.n_rows];
+        assert!(at <= buffer.len, "{desc} does not fit its buffer");
+        // SAFETY: the address is inside the buffer, as just checked.
+        let start = unsafe { buffer.start.as_ptr().add(at) }.cast_const();
+        let len = buffer.len - at;
+        let memory = ReadView { start, n_rows: 1, n_cols: len, stride: len };
+        let (start, n_rows) = (places.as_ptr(), places.len());
+        let table = ReadView { start, n_rows, n_cols: 1, stride: 1 };
+        WeightRows::InTable { memory, row_bytes, stride, table }
     }
 
     /// A view for writing; see [`Binder::read`].
@@ -482,7 +363,8 @@ pub(crate) struct HostMemory(());
 impl Memory for HostMemory {
     fn read(&self, tensor: &Tensor, f: &mut dyn FnMut(&[u8])) {
         let buffer = Binder::buffer(tensor);
-        assert!(buffer.pitch.is_none(), "only kernels read rows that begin on pages");
+        let plain = buffer.pitch.is_none() && buffer.table.is_none();
+        assert!(plain, "only kernels read rows that begin on pages");
         // SAFETY: the tensor keeps the buffer alive; only this worker is active and calls are not
         // nested.
         f(unsafe { std::slice::from_raw_parts(buffer.start.as_ptr(), buffer.len) });

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use crate::{
-    Bytes, HostRowSet, HostRows, Op, OpDesc, PackDesc, RawBuffer, RawStaging, Result, SharedBytes,
-    Tensor, TensorDesc, Times,
+    Bytes, HostRowSet, HostRows, Op, OpDesc, PackDesc, RawBuffer, RawStaging, Result, RowTable,
+    SharedBytes, Tensor, TensorDesc, Times,
 };
 
 /// Class of a device; used by placement and in messages.
@@ -230,6 +230,20 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
     /// [`crate::Error::Shape`] for bytes that do not fit, [`crate::Error::Unsupported`] if packs
     /// cannot be stored.
     fn adopt(&self, _pack: &PackDesc, _bytes: SharedBytes) -> Result<Box<dyn RawBuffer>> {
+        Err(cannot_store_packs(&self.info().name))
+    }
+
+    /// As [`Backend::adopt`], for rows whose places in `memory` `table` has, now and after each of its
+    /// changes.
+    ///
+    /// # Errors
+    /// As for [`Backend::adopt`]; [`crate::Error::Shape`] for a place outside of `memory`.
+    fn adopt_rows(
+        &self,
+        _pack: &PackDesc,
+        _memory: SharedBytes,
+        _table: RowTable,
+    ) -> Result<Box<dyn RawBuffer>> {
         Err(cannot_store_packs(&self.info().name))
     }
 

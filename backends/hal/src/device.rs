@@ -11,7 +11,7 @@ use crate::tensor::Buffer;
 use crate::{
     Backend, Batch, BatchShape, Bytes, DeviceInfo, Error, HostRows, KV_BLOCK, KvCache, Ledger,
     MailboxShape, MemoryReport, OpDesc, PackDesc, Plan, Queue, RawMailbox, Reservation, Result,
-    RowSet, SharedBytes, Source, Staging, StoredPack, Tensor, TensorDesc,
+    RowSet, RowTable, SharedBytes, Source, Staging, StoredPack, Tensor, TensorDesc,
 };
 
 /// Identifies a device by its index in the engine's device list.
@@ -230,6 +230,23 @@ impl Device {
         let desc = pack.packed_desc()?;
         let held = self.ledger.reserve("stored pack", Bytes(0))?;
         let raw = self.backend.adopt(pack, bytes)?;
+        Ok(self.tensor(raw, held, desc))
+    }
+
+    /// As [`Device::adopt`], for rows whose places in `memory` `table` has. The caller may change
+    /// them, and the bytes, while no program runs; each place must have room for a row.
+    ///
+    /// # Errors
+    /// As for [`Device::adopt`]; [`Error::Shape`] for a place outside of `memory`.
+    pub fn adopt_rows(
+        &self,
+        pack: &PackDesc,
+        memory: SharedBytes,
+        table: RowTable,
+    ) -> Result<Tensor> {
+        let desc = pack.packed_desc()?;
+        let held = self.ledger.reserve("stored pack", Bytes(0))?;
+        let raw = self.backend.adopt_rows(pack, memory, table)?;
         Ok(self.tensor(raw, held, desc))
     }
 

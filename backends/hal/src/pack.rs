@@ -10,7 +10,9 @@ use std::sync::{Mutex, PoisonError};
 use std::thread::Builder;
 
 use crate::format::{TransposedError, TransposedLayout, TransposedPart};
-use crate::{Error, HostRows, Layout, PackDesc, Result, Select, StoredPack, TensorDesc};
+use crate::{
+    Error, HostRows, Layout, PackDesc, Result, RowPlace, RowTable, Select, StoredPack, TensorDesc,
+};
 
 /// Bytes of a tensor of shape `desc` in the plain layout; `None` if rows are not whole blocks or
 /// the size overflows.
@@ -81,8 +83,6 @@ pub fn pack_plain(
 
 /// Name and version of the layout of stored packs whose rows begin on pages.
 const PAGE_ROWS_LAYOUT: &str = "page rows/1";
-/// Bytes of a page that a disk reads, and of the usual page of memory.
-const ROW_PAGE: usize = 4096;
 
 /// Bytes from one row of a stored pack to the next if its rows begin on pages; `None` if they are
 /// adjacent, as they are where pages would take a third more: such rows share few pages anyway.
@@ -90,7 +90,7 @@ fn page_pitch(pack: &PackDesc) -> Option<usize> {
     let in_rows = !pack.transpose && !matches!(pack.select, Select::ColumnBlocks(_));
     let desc = pack.packed_desc().ok().filter(|_| pack.page_rows && in_rows)?;
     let row = desc.format.row_bytes(desc.n_cols)?;
-    let pitch = row.checked_next_multiple_of(ROW_PAGE)?;
+    let pitch = row.checked_next_multiple_of(RowPlace::UNIT as usize)?;
     (pitch > row && pitch - row <= row / 3).then_some(pitch)
 }
 
@@ -149,6 +149,27 @@ pub fn check_stored(pack: &PackDesc, bytes: &[u8]) -> Result<Option<usize>> {
         Ok(Some(pitch))
     } else {
         Err(Error::shape("adopt", "bytes", packed, format!("{} bytes", bytes.len())))
+    }
+}
+
+/// As [`check_stored`], for rows that begin where `table` says in a memory of `len` bytes. Returns the
+/// bytes from one row to the next in a pack that is in order.
+///
+/// # Errors
+/// [`Error::Shape`] if the number of rows, the layout or a place is wrong.
+pub fn check_row_places(pack: &PackDesc, len: u64, table: &RowTable) -> Result<usize> {
+    let packed = pack.packed_desc()?;
+    let error = |found: String| Err(Error::shape("adopt", "rows", packed, found));
+    let Some(row) = packed.format.row_bytes(packed.n_cols).filter(|_| !pack.transpose) else {
+        return error("a table of rows".to_owned());
+    };
+    if table.len() != packed.n_rows {
+        return error(format!("{} places", table.len()));
+    }
+    let outside = table.iter().find(|place| place.start() + row as u64 > len);
+    match outside {
+        Some(place) => error(format!("a row at byte {} of {len}", place.start())),
+        None => Ok(page_pitch(pack).unwrap_or(row)),
     }
 }
 

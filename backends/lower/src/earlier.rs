@@ -1,6 +1,36 @@
-//! Results that earlier launches left in the workspace.
+//! Work that a launch does for the ops after it, and the results that it leaves in the workspace.
 
 use hal::{Op, Operand, Tensor};
+
+/// Words that a launch also sets: the first `n_zero` of `n` to 0, the others to `word`.
+#[derive(Clone, Copy, Debug)]
+pub struct WordFill<S> {
+    /// Where the words are.
+    pub span: S,
+    /// Number of words.
+    pub n: usize,
+    /// Number of words that are set to 0.
+    pub n_zero: usize,
+    /// The value of the other words.
+    pub word: u32,
+}
+
+/// Work fused into a norm.
+#[derive(Clone, Copy, Debug)]
+pub struct FusedWork<'a, S> {
+    /// Added to x before the norm.
+    pub add: Option<&'a Tensor>,
+    /// Destination of the result in Q8 blocks.
+    pub quantized: Option<S>,
+    /// Words to initialise.
+    pub clear: Option<WordFill<S>>,
+}
+
+impl<S> Default for FusedWork<'_, S> {
+    fn default() -> Self {
+        FusedWork { add: None, quantized: None, clear: None }
+    }
+}
 
 /// Results that earlier launches left in the workspace. They last until another op uses the
 /// workspace or overwrites the quantised values, or a merge follows.

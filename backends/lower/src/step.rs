@@ -1,7 +1,7 @@
 //! Sequences of ops that one launch can compute, in the order in which layers have them.
 
 use hal::format::{Activation, Format};
-use hal::op::{Add, Attention, MatMul, Norm, Rope, SparseFfn, StoreKv};
+use hal::op::{Add, Attention, MatMul, Norm, Pairing, Rope, SparseFfn, StoreKv};
 use hal::{Op, Operand, Result, Tensor};
 
 use crate::Emit;
@@ -12,7 +12,7 @@ const MAX_PRODUCTS: usize = 3;
 
 /// The first ops of a program, lowered together.
 #[derive(Debug)]
-pub enum Step<'a> {
+pub(crate) enum Step<'a> {
     /// A norm, with the addition before it and preparations for the op after it.
     Norm(FusedNorm<'a>),
     /// Attention.
@@ -32,18 +32,18 @@ pub enum Step<'a> {
 
 /// A norm and what is fused with it.
 #[derive(Clone, Copy, Debug)]
-pub struct FusedNorm<'a> {
+pub(crate) struct FusedNorm<'a> {
     /// The norm.
-    pub norm: &'a Norm<Tensor>,
+    pub(crate) norm: &'a Norm<Tensor>,
     /// The addition that computes the norm's input.
-    pub add: Option<&'a Add<Tensor>>,
+    pub(crate) add: Option<&'a Add<Tensor>>,
     /// The op that reads the result.
-    pub reader: NormReader<'a>,
+    pub(crate) reader: NormReader<'a>,
 }
 
 /// The op after a norm, for which the norm may quantise its result.
 #[derive(Clone, Copy, Debug)]
-pub enum NormReader<'a> {
+pub(crate) enum NormReader<'a> {
     /// A product.
     MatMul(&'a MatMul<Tensor>),
     /// A feed-forward block.
@@ -89,8 +89,7 @@ impl<'a> Step<'a> {
     }
 
     /// The number of ops that the step lowers.
-    #[must_use]
-    pub fn n_ops(&self) -> usize {
+    pub(crate) fn n_ops(&self) -> usize {
         match self {
             Step::Norm(fused) => 1 + usize::from(fused.add.is_some()),
             Step::Attention { .. } | Step::Single(_) => 1,
@@ -158,6 +157,30 @@ fn products<'a>(
         together.push(op);
     }
     Ok(together)
+}
+
+/// The pairs of values that RoPE rotates in a head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RopePairs {
+    /// Number of pairs.
+    pub n: usize,
+    /// Distance between the first values of two pairs.
+    pub step: usize,
+    /// Distance between the two values of a pair.
+    pub distance: usize,
+}
+
+impl RopePairs {
+    /// The pairs of an op.
+    #[must_use]
+    pub fn of<T: Operand>(op: &Rope<T>) -> RopePairs {
+        let n = op.n_rot / 2;
+        let (step, distance) = match op.pairing {
+            Pairing::Adjacent => (2, 1),
+            Pairing::Halves => (1, n),
+        };
+        RopePairs { n, step, distance }
+    }
 }
 
 impl RopeStore<'_> {

@@ -11,6 +11,8 @@
 //! this scheme. A second prefetch 6 KiB ahead into L2 gave no further gain; a prefetch of a whole
 //! row at once was slower.
 
+use hal::RowPlace;
+
 use super::ActView;
 
 /// Prefetch distance in bytes on a processor for which it was not measured.
@@ -39,13 +41,14 @@ impl RowIds<'_> {
     }
 }
 
-/// Rows of equal length, one every `stride` bytes; they may be interleaved with rows of other
-/// matrices.
+/// Rows of equal length, one every `stride` bytes, or where a table says; they may be interleaved
+/// with rows of other matrices.
 #[derive(Clone, Copy, Debug)]
 pub struct Matrix<'a> {
     bytes: &'a [u8],
     row_bytes: usize,
     stride: usize,
+    table: Option<&'a [RowPlace]>,
 }
 
 impl<'a> Matrix<'a> {
@@ -54,7 +57,20 @@ impl<'a> Matrix<'a> {
     #[inline]
     #[must_use]
     pub fn new(bytes: &'a [u8], row_bytes: usize, stride: usize) -> Self {
-        Matrix { bytes, row_bytes, stride }
+        Matrix { bytes, row_bytes, stride, table: None }
+    }
+
+    /// Rows of `row_bytes` where `table` says, counted from the beginning of `bytes`. Usually, rows
+    /// begin `stride` bytes apart.
+    #[inline]
+    #[must_use]
+    pub fn in_table(
+        bytes: &'a [u8],
+        row_bytes: usize,
+        stride: usize,
+        table: &'a [RowPlace],
+    ) -> Self {
+        Matrix { bytes, row_bytes, stride, table: Some(table) }
     }
 
     /// Adjacent rows of `row_bytes`.
@@ -64,17 +80,34 @@ impl<'a> Matrix<'a> {
         Matrix::new(bytes, row_bytes, row_bytes)
     }
 
+    /// Where a row begins.
     #[inline(always)]
-    pub(super) fn row(&self, id: usize) -> &'a [u8] {
-        &self.bytes[id * self.stride..][..self.row_bytes]
+    fn start(&self, id: usize) -> usize {
+        match self.table {
+            None => id * self.stride,
+            Some(table) => table[id].start() as usize,
+        }
+    }
+
+    /// Whether the rows of this matrix follow each other, without gaps.
+    #[inline(always)]
+    fn is_dense(&self) -> bool {
+        self.stride == self.row_bytes && self.table.is_none()
+    }
+
+    /// The bytes of a row.
+    #[inline(always)]
+    #[must_use]
+    pub fn row(&self, id: usize) -> &'a [u8] {
+        &self.bytes[self.start(id)..][..self.row_bytes]
     }
 
     /// The bytes from the beginning of a row on, if only rows of this matrix follow it; otherwise
     /// the row.
     #[inline(always)]
     fn row_and_rest(&self, id: usize) -> &'a [u8] {
-        let bytes = &self.bytes[id * self.stride..];
-        if self.stride == self.row_bytes { bytes } else { &bytes[..self.row_bytes] }
+        let bytes = &self.bytes[self.start(id)..];
+        if self.is_dense() { bytes } else { &bytes[..self.row_bytes] }
     }
 }
 
@@ -113,7 +146,7 @@ impl<'a> RowRun<'a> {
             RowIds::From(first) => {
                 let bytes = self.matrix.row(first + i);
                 let on = self.matrix.row_and_rest(first + i);
-                let ahead = if self.matrix.stride == self.matrix.row_bytes {
+                let ahead = if self.matrix.is_dense() {
                     self.distance
                 } else {
                     self.ahead * self.matrix.stride

@@ -5,7 +5,6 @@ use lower::EarlierResults;
 
 use crate::buffer::{Span, plain};
 use crate::driver::{Arg, Geometry};
-use crate::error::failure;
 use crate::facts::Facts;
 use crate::units::Unit;
 
@@ -68,15 +67,9 @@ impl<'a> Lowering<'a> {
         tensor.map_or(Ok(Span::NONE), plain)
     }
 
-    /// Bytes `offset..offset + size` of the workspace that the op's plan requested. `offset` is a
-    /// multiple of 16, the size of the kernels' widest load. The contents are undefined, since all
-    /// ops use the same workspace.
-    pub(crate) fn workspace(&self, offset: u64, size: u64) -> Result<Span> {
-        let whole = self.workspace.map(plain).transpose()?;
-        match whole {
-            Some(whole) if offset + size <= whole.size => Ok(whole.part(offset, size)),
-            _ => Err(failure("compile", "the workspace is smaller than planned")),
-        }
+    /// The workspace that all ops use; `None` if no op needs it.
+    pub(crate) fn whole_workspace(&self) -> Result<Option<Span>> {
+        self.workspace.map(plain).transpose()
     }
 
     pub(crate) fn earlier(&mut self) -> &mut EarlierResults<Span> {

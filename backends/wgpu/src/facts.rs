@@ -31,18 +31,26 @@ pub struct Tuning {
     pub(crate) row: u32,
     /// Number of workgroups that fill the device.
     pub(crate) fill: u32,
+    /// Maximum number of queries that share keys in a workgroup of attention, a power of two. Each
+    /// is code of its own.
+    pub(crate) queries: u32,
+    /// Whether products and attention load several rows or units before they multiply, which is code
+    /// for each.
+    pub(crate) loads_ahead: bool,
 }
 
-/// For software drivers: few workgroups, since the driver runs them in a loop.
-const SOFTWARE: Tuning = Tuning { flat: 64, row: 64, fill: 16 };
+/// For software drivers: few workgroups, since the driver runs them in a loop, and short code, since
+/// the driver's compiler is slow and a processor does not wait for loads as a GPU does.
+const SOFTWARE: Tuning = Tuning { flat: 64, row: 64, fill: 16, queries: 2, loads_ahead: false };
 /// Tuning constants by PCI vendor id.
 const VENDORS: [(u32, Tuning); 4] = [
-    (0x10de, Tuning { flat: 256, row: 128, fill: 1024 }), // NVIDIA
-    (0x1002, Tuning { flat: 256, row: 128, fill: 512 }),  // AMD
-    (0x8086, Tuning { flat: 128, row: 64, fill: 256 }),   // Intel
-    (0x106b, Tuning { flat: 256, row: 128, fill: 256 }),  // Apple
+    (0x10de, Tuning { flat: 256, row: 128, fill: 1024, queries: 8, loads_ahead: true }), // NVIDIA
+    (0x1002, Tuning { flat: 256, row: 128, fill: 512, queries: 8, loads_ahead: true }),  // AMD
+    (0x8086, Tuning { flat: 128, row: 64, fill: 256, queries: 8, loads_ahead: true }),   // Intel
+    (0x106b, Tuning { flat: 256, row: 128, fill: 256, queries: 8, loads_ahead: true }),  // Apple
 ];
-const OTHER_VENDORS: Tuning = Tuning { flat: 128, row: 64, fill: 256 };
+const OTHER_VENDORS: Tuning =
+    Tuning { flat: 128, row: 64, fill: 256, queries: 8, loads_ahead: true };
 
 impl Tuning {
     /// The constants for a PCI vendor id.
@@ -73,7 +81,7 @@ impl Tuning {
     /// a sparse FFN can differ.
     #[must_use]
     pub fn has_workgroups_of(&self, other: &Tuning) -> bool {
-        (self.flat, self.row) == (other.flat, other.row)
+        Tuning { fill: other.fill, ..*self } == *other
     }
 }
 

@@ -80,14 +80,9 @@ impl<'a> Lowering<'a> {
         tensor.map_or_else(|| Ok(self.dummy()), plain)
     }
 
-    /// Bytes `offset..offset + size` of the workspace that the op's plan requested; both are
-    /// multiples of 4. The contents are undefined, since all ops use the same workspace.
-    pub(crate) fn workspace(&self, offset: u64, size: u64) -> Result<Span> {
-        let whole = self.workspace.map(plain).transpose()?;
-        match whole {
-            Some(whole) if offset + size <= whole.size => Ok(whole.part(offset, size)),
-            _ => Err(driver("compile", "the workspace is smaller than planned")),
-        }
+    /// The workspace that all ops use; `None` if no op needs it.
+    pub(crate) fn whole_workspace(&self) -> Result<Option<Span>> {
+        self.workspace.map(plain).transpose()
     }
 
     /// Copies constant words for the op to the device.

@@ -5,6 +5,9 @@
 //!   example a format. In the included file, `{{self}}` is `NAME`, so that a shader can include two
 //!   formats without name clashes.
 //!
+//! * `{{repeat i in NAME}}` to `{{end}}` is text that is repeated for `{{i}}` from 0 to the value of
+//!   `NAME` minus 1: loops that must be unrolled so that what they index stays in registers.
+//!
 //! Bindings are lines `@group(0) @binding(0) var<storage, read> name: type;`, in order from 0.
 
 use std::fmt::Display;
@@ -51,6 +54,8 @@ impl Source {
             Some(size) => self
                 .include("row_sum", "lib/row_sum_near")
                 .include("sum", "lib/sum_near")
+                // It exchanges four lanes at least.
+                .include("sum_two", if size < 4 { "lib/sum_two" } else { "lib/sum_two_near" })
                 .set("NEAR", size),
         }
     }
@@ -81,10 +86,26 @@ impl Source {
             let included = included.replace("{{self}}", &name);
             text.replace_range(at, &included);
         }
+        while let Some((at, unrolled)) = self.first_repeat(&text) {
+            text.replace_range(at, &unrolled);
+        }
         for (name, value) in &self.values {
             text = text.replace(&format!("{{{{{name}}}}}"), value);
         }
         if shared { text.replace("var<storage, read>", "var<storage, read_write>") } else { text }
+    }
+
+    /// The range of the first repetition in some source code, and its text.
+    fn first_repeat(&self, text: &str) -> Option<(std::ops::Range<usize>, String)> {
+        let start = text.find("{{repeat ")?;
+        let head = start + text[start..].find("}}")?;
+        let end = head + text[head..].find("{{end}}")?;
+        let (index, count) =
+            text[start..head].trim_start_matches("{{repeat ").split_once(" in ")?;
+        let n = self.values.iter().find(|(name, _)| *name == count)?.1.parse::<usize>().ok()?;
+        let (body, index) = (&text[head + 2..end], format!("{{{{{index}}}}}"));
+        let unrolled = (0..n).map(|i| body.replace(&index, &i.to_string())).collect();
+        Some((start..end + 7, unrolled))
     }
 }
 
@@ -92,7 +113,7 @@ impl Source {
 pub(crate) fn has_sums(name: &str) -> bool {
     FILES.iter().find(|(file, _)| *file == name).is_some_and(|(name, _)| {
         let plain = Source::new(name);
-        plain.text(false) != plain.clone().with_subgroups(Some(2)).text(false)
+        plain.text(false) != plain.clone().with_subgroups(Some(4)).text(false)
     })
 }
 

@@ -2,11 +2,14 @@
 //!
 //! Source: the key names of llama.cpp's gguf-py.
 
+use std::collections::BTreeMap;
+
 use super::rope;
+use super::rule::On;
 use crate::Error;
 use crate::config::Json;
 use crate::output::{Content, Output};
-use gguf::{TensorType, Value};
+use gguf::{Array, TensorType, Value};
 
 /// The GGUF keys and tensors that follow from `config.json`.
 pub(crate) struct Build<'a> {
@@ -15,11 +18,51 @@ pub(crate) struct Build<'a> {
     pub(crate) keys: Vec<(String, Value)>,
     pub(crate) extra: Vec<Output>,
     pub(crate) notes: Vec<String>,
+    /// The layers of the family's conditional groups of rules.
+    pub(crate) layers: BTreeMap<On, Vec<bool>>,
+    /// Layers for multi-token prediction after the last layer, which are not converted.
+    pub(crate) n_extra_layer: u32,
 }
 
-pub(super) const HEADS: &[&str] = &["num_attention_heads", "n_head"];
+/// A setting of `config.json` that becomes a key unchanged.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Setting {
+    to: &'static str,
+    from: &'static [&'static str],
+    kind: SettingKind,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum SettingKind {
+    /// A positive whole number, which must be present.
+    Count,
+    /// A whole number, if present.
+    Whole,
+    /// A number, if present.
+    Number,
+    /// True or false, if present.
+    Flag,
+}
+
+pub(super) const fn count(to: &'static str, from: &'static [&'static str]) -> Setting {
+    Setting { to, from, kind: SettingKind::Count }
+}
+
+pub(super) const fn whole(to: &'static str, from: &'static [&'static str]) -> Setting {
+    Setting { to, from, kind: SettingKind::Whole }
+}
+
+pub(super) const fn number(to: &'static str, from: &'static [&'static str]) -> Setting {
+    Setting { to, from, kind: SettingKind::Number }
+}
+
+pub(super) const fn flag(to: &'static str, from: &'static [&'static str]) -> Setting {
+    Setting { to, from, kind: SettingKind::Flag }
+}
+
+pub(super) const HEADS: &[&str] = &["num_attention_heads", "n_head", "n_heads"];
 const HEADS_KV: &[&str] = &["num_key_value_heads", "num_kv_heads", "n_head_kv"];
-pub(super) const WIDTH: &[&str] = &["hidden_size", "n_embd"];
+pub(super) const WIDTH: &[&str] = &["hidden_size", "n_embd", "n_embed", "d_model"];
 pub(super) const RMS_EPS: &[&str] = &["rms_norm_eps"];
 pub(super) const EPS: &[&str] =
     &["layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps"];
@@ -27,7 +70,15 @@ pub(super) const CONTEXT: &[&str] = &["max_position_embeddings", "n_positions", 
 
 impl<'a> Build<'a> {
     pub(crate) fn new(config: &'a Json, arch: &'static str) -> Build<'a> {
-        Build { config, arch, keys: Vec::new(), extra: Vec::new(), notes: Vec::new() }
+        Build {
+            config,
+            arch,
+            keys: Vec::new(),
+            extra: Vec::new(),
+            notes: Vec::new(),
+            layers: BTreeMap::new(),
+            n_extra_layer: 0,
+        }
     }
 
     /// Sets `<arch>.<key>`.
@@ -39,6 +90,35 @@ impl<'a> Build<'a> {
     pub(super) fn replace(&mut self, key: &str, value: impl Into<Value>) {
         self.keys.retain(|(set, _)| *set != format!("{}.{key}", self.arch));
         self.set(key, value);
+    }
+
+    /// Sets the keys of `settings`.
+    pub(crate) fn copy(&mut self, settings: &[Setting]) -> Result<(), Error> {
+        for &Setting { to, from, kind } in settings {
+            let value: Option<Value> = match kind {
+                SettingKind::Count => Some(self.config.count(from, to)?.into()),
+                SettingKind::Whole => self.config.u32(from)?.map(Value::from),
+                SettingKind::Number => self.config.f32(from)?.map(Value::from),
+                SettingKind::Flag => self.config.bool(from)?.map(Value::from),
+            };
+            if let Some(value) = value {
+                self.replace(to, value);
+            }
+        }
+        Ok(())
+    }
+
+    /// Sets the layers that the rules of `on` apply to.
+    pub(super) fn layers_on(&mut self, on: On, is_on: impl Fn(u32) -> bool) -> Result<(), Error> {
+        let layers = (0..self.n_layer()?).map(is_on).collect();
+        self.layers.insert(on, layers);
+        Ok(())
+    }
+
+    /// Whether the rules of `on` apply to a layer; `None` is for all layers.
+    pub(crate) fn applies(&self, on: Option<On>, layer: usize) -> bool {
+        let layers = on.and_then(|on| self.layers.get(&on));
+        layers.is_none_or(|layers| layers.get(layer).copied().unwrap_or(true))
     }
 
     /// Row of position 0 in a RoBERTa's table of positions.
@@ -58,7 +138,18 @@ impl<'a> Build<'a> {
     }
 
     pub(crate) fn n_layer(&self) -> Result<u32, Error> {
-        self.config.count(&["num_hidden_layers", "n_layer", "n_layers"], "the number of layers")
+        const KEYS: &[&str] = &["num_hidden_layers", "n_layer", "n_layers"];
+        // Ten times the largest known number.
+        const MOST: u32 = 2000;
+        let kinds = self.config.get(&["layers_block_type"]).and_then(|(_, list)| list.as_array());
+        let n = match (kinds, self.config.get(KEYS)) {
+            (Some(kinds), None) => u32::try_from(kinds.len()).unwrap_or(u32::MAX),
+            (_, _) => self.config.count(KEYS, "the number of layers")?,
+        };
+        match n {
+            1..=MOST => Ok(n),
+            _ => Err(self.config.wrong_value(KEYS[0], &format!("1 to {MOST}"), n)),
+        }
     }
 
     pub(crate) fn n_head(&self) -> Result<u32, Error> {
@@ -134,6 +225,28 @@ impl<'a> Build<'a> {
         Ok(())
     }
 
+    /// Sets a key that has a value for each layer: `value` in the layers of `on`, otherwise 0.
+    pub(super) fn per_layer(&mut self, key: &str, on: On, value: u32) {
+        let layers = self.layers.get(&on).cloned().unwrap_or_default();
+        let values = layers.iter().map(|&is_on| if is_on { value as i32 } else { 0 }).collect();
+        self.replace(key, Value::Array(Array::I32(values)));
+    }
+
+    /// For each layer, the text in the list `key`; `None` without that setting.
+    pub(super) fn kinds(&self, key: &'static str) -> Result<Option<Vec<String>>, Error> {
+        let Some(list) = self.config.list(key)? else { return Ok(None) };
+        let n_layer = self.n_layer()?;
+        let kinds = list.iter().map(|kind| kind.as_str().map(str::to_owned)).collect();
+        let kinds: Option<Vec<String>> = kinds;
+        match kinds.filter(|kinds| kinds.len() == n_layer as usize) {
+            Some(kinds) => Ok(Some(kinds)),
+            None => {
+                let expected = format!("a name for each of the {n_layer} layers");
+                Err(self.config.wrong_value(key, &expected, format!("a list of {}", list.len())))
+            }
+        }
+    }
+
     pub(super) fn rms(&mut self) -> Result<(), Error> {
         let eps = self.config.need_f32(RMS_EPS, "the epsilon of the norm layers")?;
         self.set("attention.layer_norm_rms_epsilon", eps);
@@ -159,9 +272,20 @@ impl<'a> Build<'a> {
 
     /// Sets the number of experts and the number of experts used per token.
     pub(super) fn experts(&mut self) -> Result<(), Error> {
-        let total = &["num_local_experts", "num_experts", "moe_num_primary_experts"];
-        let used =
-            &["num_experts_per_tok", "num_experts_per_token", "moe_num_active_primary_experts"];
+        let total = &[
+            "num_local_experts",
+            "num_experts",
+            "n_routed_experts",
+            "moe_num_experts",
+            "moe_num_primary_experts",
+        ];
+        let used = &[
+            "num_experts_per_tok",
+            "num_experts_per_token",
+            "moe_num_active_primary_experts",
+            "moe_k",
+            "moe_topk",
+        ];
         let n = self.config.count(total, "the number of experts")?;
         let n_used = self.config.count(used, "the number of experts per token")?;
         self.set("expert_count", n);

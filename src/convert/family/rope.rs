@@ -8,6 +8,7 @@ use std::f64::consts::TAU;
 use super::keys::{Build, CONTEXT};
 use crate::Error;
 use crate::config::Json;
+use gguf::{Array, Value};
 
 const TYPE: &[&str] = &["rope_type", "type"];
 const ORIGINAL: &[&str] = &["original_max_position_embeddings"];
@@ -43,6 +44,52 @@ pub(super) fn n_rotated(build: &Build<'_>, default: f32) -> Result<u32, Error> {
     Ok(n_rot)
 }
 
+/// Sets the RoPE base of layers with a window, if it is stated separately.
+pub(super) fn set_window_base(build: &mut Build<'_>) -> Result<(), Error> {
+    let local = build.config.inner("rope_parameters")?.inner("sliding_attention")?;
+    let base = build.config.f32(&["rope_local_base_freq"])?.or(local.f32(&["rope_theta"])?);
+    if let Some(base) = base {
+        build.set("rope.freq_base_swa", base);
+    }
+    Ok(())
+}
+
+/// In families with this key, readers derive the magnitude of YaRN and the scale of attention scores
+/// from `mscale_all_dim`; the key is it times `unit`.
+pub(super) fn set_log(build: &mut Build<'_>, unit: f32) -> Result<(), Error> {
+    let scaling = settings(build.config)?;
+    let (one, all) = (scaling.f32(&["mscale"])?, scaling.f32(&["mscale_all_dim"])?);
+    let Some(all) = all.filter(|&all| all != 0.0 && build.has("rope.scaling.type")) else {
+        return Ok(());
+    };
+    if one != Some(all) {
+        let expected = "the same as mscale_all_dim, as in the published models";
+        let found = one.map_or_else(|| "nothing".to_owned(), |one| one.to_string());
+        return Err(scaling.wrong_value("rope_scaling.mscale", expected, found));
+    }
+    build.keys.retain(|(key, _)| !key.ends_with(".rope.scaling.attn_factor"));
+    build.set("rope.scaling.yarn_log_multiplier", unit * all);
+    Ok(())
+}
+
+/// Sets the sections of a head whose positions are those of time, height and width.
+pub(super) fn set_sections(build: &mut Build<'_>, default: [i32; 4]) -> Result<(), Error> {
+    let settings = settings(build.config)?;
+    let sections = match settings.list("mrope_section")? {
+        None => default.to_vec(),
+        Some(list) => {
+            let number = |value: &serde_json::Value| i32::try_from(value.as_u64()?).ok();
+            let all: Option<Vec<i32>> = list.iter().map(number).collect();
+            let all = all.filter(|all| all.len() <= 4).ok_or_else(|| {
+                settings.wrong_value("mrope_section", "up to four counts", list.len())
+            })?;
+            all.into_iter().chain([0; 4]).take(4).collect()
+        }
+    };
+    build.set("rope.dimension_sections", Value::Array(Array::I32(sections)));
+    Ok(())
+}
+
 /// Sets the RoPE base and scaling; `n_rot` is the number of rotated values per head.
 pub(super) fn set(build: &mut Build<'_>, n_rot: u32) -> Result<(), Error> {
     let scaling = settings(build.config)?;
@@ -52,7 +99,8 @@ pub(super) fn set(build: &mut Build<'_>, n_rot: u32) -> Result<(), Error> {
         build.set("rope.freq_base", base);
     }
     match scaling.text(TYPE)?.as_deref().unwrap_or("default") {
-        "default" => Ok(()),
+        // `mrope` gives images positions of their own; a text has the same position in all sections.
+        "default" | "mrope" => Ok(()),
         "linear" => linear(build, &scaling),
         "yarn" => yarn(build, &scaling),
         "llama3" => {

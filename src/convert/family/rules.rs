@@ -1,61 +1,11 @@
-//! Rules that map a checkpoint's tensors to the file's.
+//! Rules that families share.
 //!
 //! Names lack the prefixes `model.` and `transformer.` and the suffixes `.weight` and `.bias`. The
 //! first `*` stands for the layer number, the second for the expert number.
 //!
 //! Source: the tensor names of llama.cpp's gguf-py and of PowerInfer's converters.
 
-/// Maps a tensor of the checkpoint to a tensor of the file.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Rule {
-    /// The name in the checkpoint.
-    pub(crate) from: &'static str,
-    /// The name in the file; `*` is the layer.
-    pub(crate) to: &'static str,
-    pub(crate) transform: Transform,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Transform {
-    /// Unchanged.
-    Same,
-    /// The tensor is not converted.
-    Drop,
-    /// An output matrix that is dropped, unless it differs from the embedding and `config.json`
-    /// says that it is not tied to the embedding.
-    Tied,
-    /// Rows of query or key heads are reordered so that RoPE pairs are adjacent.
-    RopeQuery,
-    RopeKey,
-    /// Adds 1: the checkpoint stores these norm weights minus one.
-    PlusOne,
-    /// Falcon's fused queries, keys and values.
-    FalconQkv,
-    /// Drops the rows of positions up to that of the padding token, which RoBERTa does not use.
-    AfterPadding,
-    /// The first or second half of each matrix's rows.
-    FirstHalf,
-    SecondHalf,
-    /// Rows with even or odd index.
-    Even,
-    Odd,
-    /// As `Even`, `Odd` and `Same`, for matrices that the checkpoint stores transposed.
-    EvenColumns,
-    OddColumns,
-    Columns,
-    /// MXFP4 blocks with separate scales, for all, even or odd rows.
-    Mxfp4,
-    Mxfp4Even,
-    Mxfp4Odd,
-}
-
-const fn same_name(from: &'static str, to: &'static str) -> Rule {
-    Rule { from, to, transform: Transform::Same }
-}
-
-const fn rule(from: &'static str, to: &'static str, transform: Transform) -> Rule {
-    Rule { from, to, transform }
-}
+use super::rule::{Rule, Transform, rule, same_name};
 
 pub(super) const EMBEDDINGS: &[Rule] = &[
     same_name("embed_tokens", "token_embd"),
@@ -71,8 +21,8 @@ pub(super) const QK: &[Rule] = &[
     same_name("layers.*.self_attn.k_proj", "blk.*.attn_k"),
 ];
 pub(super) const ROPE_QK: &[Rule] = &[
-    rule("layers.*.self_attn.q_proj", "blk.*.attn_q", Transform::RopeQuery),
-    rule("layers.*.self_attn.k_proj", "blk.*.attn_k", Transform::RopeKey),
+    rule("layers.*.self_attn.q_proj", "blk.*.attn_q", Transform::Rope),
+    rule("layers.*.self_attn.k_proj", "blk.*.attn_k", Transform::Rope),
 ];
 pub(super) const QK_NORMS: &[Rule] = &[
     same_name("layers.*.self_attn.q_norm", "blk.*.attn_q_norm"),
@@ -163,7 +113,7 @@ pub(super) const FALCON: &[Rule] = &[
     // Falcon 7B has one norm for attention and feed-forward block; 40B has one for each.
     same_name("h.*.input_layernorm", "blk.*.attn_norm"),
     same_name("h.*.ln_mlp", "blk.*.attn_norm"),
-    same_name("h.*.ln_attn", "blk.*.attn_norm_2"),
+    same_name("h.*.ln_attn", "blk.*.attn_norm_2").optional(),
     rule("h.*.self_attention.query_key_value", "blk.*.attn_qkv", Transform::FalconQkv),
     same_name("h.*.self_attention.dense", "blk.*.attn_output"),
     same_name("h.*.mlp.dense_h_to_4h", "blk.*.ffn_up"),
@@ -204,7 +154,7 @@ pub(super) const GPT_OSS: &[Rule] = &[
 /// Embeddings of BERT. Token types are optional.
 pub(super) const BERT_EMBEDDINGS: &[Rule] = &[
     same_name("embeddings.word_embeddings", "token_embd"),
-    same_name("embeddings.token_type_embeddings", "token_types"),
+    same_name("embeddings.token_type_embeddings", "token_types").optional(),
     same_name("embeddings.LayerNorm", "token_embd_norm"),
     rule("embeddings.position_ids", "", Transform::Drop),
 ];
@@ -242,7 +192,7 @@ pub(super) const ROBERTA_CLASSIFIER: &[Rule] =
     &[same_name("classifier.dense", "cls"), same_name("classifier.out_proj", "cls.output")];
 pub(super) const NOMIC_BERT: &[Rule] = &[
     same_name("embeddings.word_embeddings", "token_embd"),
-    same_name("embeddings.token_type_embeddings", "token_types"),
+    same_name("embeddings.token_type_embeddings", "token_types").optional(),
     same_name("emb_ln", "token_embd_norm"),
     same_name("encoder.layers.*.attn.Wqkv", "blk.*.attn_qkv"),
     same_name("encoder.layers.*.attn.out_proj", "blk.*.attn_output"),

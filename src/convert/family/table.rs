@@ -2,10 +2,25 @@
 
 use super::keys::Build;
 use super::rules::*;
-use super::{Family, encoders, rope, window};
+use super::{
+    Family, dense, encoders, experts, gemma, hybrid, latent, mamba, nemotron, older, rope, window,
+};
 use crate::Error;
 
-pub(super) const ALL: &[Family] = &[
+pub(super) const ALL: &[&[Family]] = &[
+    FIRST,
+    dense::FAMILIES,
+    older::FAMILIES,
+    experts::FAMILIES,
+    latent::FAMILIES,
+    gemma::FAMILIES,
+    hybrid::FAMILIES,
+    mamba::FAMILIES,
+    nemotron::FAMILIES,
+    ENCODERS,
+];
+
+const FIRST: &[Family] = &[
     Family {
         classes: &[
             "LlamaForCausalLM",
@@ -164,6 +179,9 @@ pub(super) const ALL: &[Family] = &[
         keys: mixtral,
         ..LLAMA
     },
+];
+
+const ENCODERS: &[Family] = &[
     encoders::BERT,
     encoders::BERT_RANKER,
     encoders::ROBERTA,
@@ -195,15 +213,19 @@ pub(super) const GEMMA3: Family = Family {
 pub(super) const LLAMA: Family = Family {
     arch: "llama",
     classes: &[],
+    when: |_| true,
     activation: "silu",
     rules: &[],
+    some: &[],
+    settings: &[],
     keys: llama,
     space_prefix: None,
+    vocab: None,
     power_infer: false,
     defaults: &[],
 };
 
-fn llama(build: &mut Build<'_>) -> Result<(), Error> {
+pub(super) fn llama(build: &mut Build<'_>) -> Result<(), Error> {
     build.sizes()?;
     build.feed_forward()?;
     build.rms()?;
@@ -212,7 +234,7 @@ fn llama(build: &mut Build<'_>) -> Result<(), Error> {
     build.rope(build.d_head()?)
 }
 
-fn mixtral(build: &mut Build<'_>) -> Result<(), Error> {
+pub(super) fn mixtral(build: &mut Build<'_>) -> Result<(), Error> {
     llama(build)?;
     build.experts()
 }
@@ -311,7 +333,7 @@ fn smallthinker(build: &mut Build<'_>) -> Result<(), Error> {
     build.rope(build.d_head()?)
 }
 
-fn qwen(build: &mut Build<'_>) -> Result<(), Error> {
+pub(super) fn qwen(build: &mut Build<'_>) -> Result<(), Error> {
     build.sizes()?;
     build.feed_forward()?;
     build.rms()?;
@@ -340,8 +362,13 @@ fn qwen_window(build: &mut Build<'_>) -> Result<(), Error> {
     window::set_layers(build, Some(layers), |_| true)
 }
 
-fn qwen_moe(build: &mut Build<'_>) -> Result<(), Error> {
+pub(super) fn qwen_moe(build: &mut Build<'_>) -> Result<(), Error> {
     qwen(build)?;
+    experts_of(build)
+}
+
+/// Qwen's keys of experts.
+pub(super) fn experts_of(build: &mut Build<'_>) -> Result<(), Error> {
     build.experts()?;
     let config = build.config;
     let n_ff = config.count(&["moe_intermediate_size"], "the number of neurons in an expert")?;
@@ -415,11 +442,7 @@ pub(super) fn gemma3(build: &mut Build<'_>) -> Result<(), Error> {
     window::set_period(build, 6)?;
     scale(build)?;
     softcaps(build)?;
-    let local = config.inner("rope_parameters")?.inner("sliding_attention")?;
-    let local = config.f32(&["rope_local_base_freq"])?.or(local.f32(&["rope_theta"])?);
-    if let Some(base) = local {
-        build.set("rope.freq_base_swa", base);
-    }
+    rope::set_window_base(build)?;
     rope::set(build, build.d_head()?)?;
     if !build.has("rope.freq_base") {
         build.set("rope.freq_base", 1_000_000.0_f32);

@@ -48,6 +48,16 @@ pub(super) fn set_layers(
     }
 }
 
+/// As [`set`], with an explicit list of layers; without one in `config.json`, every `period`-th layer
+/// has global attention.
+pub(super) fn set_listed(build: &mut Build<'_>, period: u32) -> Result<(), Error> {
+    let (stated, n_layer) = (layer_types(build)?, build.n_layer()?);
+    let usual = || (1..=n_layer).map(|i| !i.is_multiple_of(period)).collect();
+    let window = build.config.u32(WINDOW)?.filter(|&window| window > 0);
+    let layers = stated.or_else(|| window.map(|_| usual()));
+    set_layers(build, layers, |_| false)
+}
+
 /// As [`set`], for families in which every n-th layer has global attention; n is `default` if
 /// `config.json` states none.
 pub(super) fn set_period(build: &mut Build<'_>, default: u32) -> Result<(), Error> {

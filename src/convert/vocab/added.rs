@@ -8,6 +8,17 @@ use super::{ADDED_SCORE, MAX_TOKENS, Vocab, kind};
 use crate::Error;
 use crate::config::Json;
 
+/// Gemma 4's tokens that are part of the text of thoughts and tool calls, as in llama.cpp.
+const VISIBLE: [&str; 7] = [
+    "<|channel>",
+    "<channel|>",
+    "<|tool_call>",
+    "<tool_call|>",
+    "<|tool_response>",
+    "<tool_response|>",
+    "<|\"|>",
+];
+
 /// Adds the tokens in `added_tokens.json`, `tokenizer_config.json` and `tokenizer.json`; later
 /// files override earlier ones.
 pub(super) fn add(
@@ -61,8 +72,11 @@ fn put(
     if own_types.contains(&vocab.types[id]) && vocab.tokens[id] == text {
         return Ok(());
     }
+    let is_visible = vocab.model == "gemma4" && VISIBLE.contains(&text);
     let looks_special = |open, close| text.starts_with(open) && text.ends_with(close);
-    if special || looks_special("<|", "|>") || looks_special("<\u{ff5c}", "\u{ff5c}>") {
+    if is_visible {
+        vocab.set(id, text.to_owned(), kind::USER_DEFINED, ADDED_SCORE);
+    } else if special || looks_special("<|", "|>") || looks_special("<\u{ff5c}", "\u{ff5c}>") {
         let is_unk = text == "<unk>" && vocab.model != "gpt2";
         vocab.set(
             id,

@@ -13,7 +13,12 @@ use crate::read::text_limited;
 /// Largest accepted `merges.txt`, in bytes: ten times the largest known one.
 const MAX_MERGES: u64 = 64 << 20;
 
-pub(super) fn read(json: &Json, pre: Option<&str>) -> Result<Vocab, Error> {
+/// `own` is the name of a BPE vocabulary with byte tokens, if it is not `llama`.
+pub(super) fn read(
+    json: &Json,
+    pre: Option<&str>,
+    own: Option<&'static str>,
+) -> Result<Vocab, Error> {
     let wrong =
         |what: &str| Error::Tokenizer { file: json.file().to_owned(), what: what.to_owned() };
     let model = json.inner("model")?;
@@ -22,7 +27,7 @@ pub(super) fn read(json: &Json, pre: Option<&str>) -> Result<Vocab, Error> {
         Some("Unigram") => unigram(json, &model),
         Some("WordPiece") => wordpiece::read(json, &model),
         // Older files have no type; a list of merges implies BPE.
-        Some("BPE") | None if model.get(&["merges"]).is_some() => bpe(json, &model, pre),
+        Some("BPE") | None if model.get(&["merges"]).is_some() => bpe(json, &model, pre, own),
         Some("BPE") | None => Err(wrong("model.merges is missing, expected a list of merges")),
         Some(other) => {
             Err(wrong(&format!("model.type is `{other}`, expected BPE, Unigram or WordPiece")))
@@ -30,7 +35,12 @@ pub(super) fn read(json: &Json, pre: Option<&str>) -> Result<Vocab, Error> {
     }
 }
 
-fn bpe(json: &Json, model: &Json, pre_name: Option<&str>) -> Result<Vocab, Error> {
+fn bpe(
+    json: &Json,
+    model: &Json,
+    pre_name: Option<&str>,
+    own: Option<&'static str>,
+) -> Result<Vocab, Error> {
     let wrong =
         |what: &str| Error::Tokenizer { file: json.file().to_owned(), what: what.to_owned() };
     let ids = model
@@ -47,7 +57,7 @@ fn bpe(json: &Json, model: &Json, pre_name: Option<&str>) -> Result<Vocab, Error
     // byte tokens encode all other characters.
     let is_llama = model.bool(&["byte_fallback"])?.unwrap_or(false);
     let (name, pre) = match (is_llama, pre_name) {
-        (true, _) => ("llama", "default".to_owned()),
+        (true, _) => (own.unwrap_or("llama"), own.unwrap_or("default").to_owned()),
         (false, Some(name)) => ("gpt2", name.to_owned()),
         (false, None) => {
             ("gpt2", pre::name(json, model.bool(&["ignore_merges"])?.unwrap_or(false))?.to_owned())
@@ -59,7 +69,8 @@ fn bpe(json: &Json, model: &Json, pre_name: Option<&str>) -> Result<Vocab, Error
     if is_llama {
         scores(&mut vocab, &merges);
         vocab.space_prefix = Some(prepends_space(json)?);
-    } else {
+    }
+    if !is_llama || own.is_some() {
         // A merge separates its tokens by a space, so a space inside a token is written as U+0120,
         // its character in the byte-level alphabet.
         let part = |text: &str| text.replace(' ', "\u{120}");

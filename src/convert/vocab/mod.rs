@@ -34,7 +34,7 @@ const MAX_TOKENS: usize = 1 << 20;
 
 #[derive(Debug, Default)]
 struct Vocab {
-    /// `llama`, `gpt2`, `t5` or `bert`.
+    /// `llama`, `gpt2`, `gemma4`, `t5` or `bert`.
     model: &'static str,
     pre: String,
     tokens: Vec<String>,
@@ -83,6 +83,8 @@ pub(super) struct VocabInputs<'a> {
     pub(super) pre: Option<&'a str>,
     /// Whether a space is prepended to a text; `None` if the tokenizer files decide.
     pub(super) space_prefix: Option<bool>,
+    /// The name of a BPE vocabulary with byte tokens, if it is not `llama`.
+    pub(super) model: Option<&'static str>,
     /// Whether the model is an encoder, whose texts begin with the token of the class.
     pub(super) encodes: bool,
 }
@@ -145,7 +147,7 @@ fn read(inputs: &VocabInputs<'_>, json: Option<&Json>) -> Result<Vocab, Error> {
         }
     }
     match json {
-        Some(json) => json::read(json, inputs.pre),
+        Some(json) => json::read(json, inputs.pre, inputs.model),
         None if inputs.folder.join("vocab.json").is_file() => {
             json::read_pair(inputs.folder, inputs.pre)
         }

@@ -24,6 +24,10 @@ const QWEN35: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M
 const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const GPT4O: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const DEEPSEEK3: &str = r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"##;
+const BAILING: &str = r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+";
+const SEED: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+";
+const EXAONE_MOE: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+";
+const MINICPM5: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}+| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const HAN_KANA: &str = "[\u{4e00}-\u{9fa5}\u{3040}-\u{309f}\u{30a0}-\u{30ff}]+";
 
 /// Names of pre-tokenizers and their steps.
@@ -38,6 +42,10 @@ const NAMES: &[(&str, &[&str])] = &[
     ("tekken", &[TEKKEN]),
     ("gpt-4o", &[GPT4O]),
     ("deepseek-v3", &[r"\p{N}{1,3}", HAN_KANA, DEEPSEEK3]),
+    ("bailingmoe2", &[BAILING]),
+    ("seed-coder", &[SEED]),
+    ("exaone-moe", &[EXAONE_MOE]),
+    ("minicpm5", &[r"\p{N}{1,3}", MINICPM5]),
 ];
 
 /// The name of the pre-tokenizer of `json`; `whole_words` is its model's `ignore_merges`.
@@ -101,7 +109,9 @@ fn flatten(value: &Value, depth: usize, steps: &mut Vec<String>) {
         "Split" => {
             let pattern = value.get("pattern");
             let part = |key: &str| pattern.and_then(|pattern| pattern.get(key)?.as_str());
-            steps.push(part("Regex").or(part("String")).unwrap_or("?").to_owned());
+            let pattern = part("Regex").or(part("String")).unwrap_or("?");
+            // Some files have the characters, others their names.
+            steps.push(pattern.replace('\r', r"\r").replace('\n', r"\n"));
         }
         other => steps.push(other.to_owned()),
     }
@@ -142,6 +152,16 @@ mod tests {
             {"type": "ByteLevel"}, {"type": "Digits", "individual_digits": false},
             {"type": "Split", "pattern": {"Regex": "[0-9][0-9][0-9]"}}]}"#;
         assert_eq!(name_of(falcon, false).unwrap(), "falcon");
+    }
+
+    #[test]
+    fn line_ends_are_recognised_as_characters_and_by_name() {
+        assert_eq!(name_of(&split(SEED), false).unwrap(), "seed-coder");
+        let characters = SEED.replace(r"\r", "\r").replace(r"\n", "\n");
+        assert_eq!(name_of(&split(&characters), false).unwrap(), "seed-coder");
+        for (pattern, name) in [(BAILING, "bailingmoe2"), (EXAONE_MOE, "exaone-moe")] {
+            assert_eq!(name_of(&split(pattern), false).unwrap(), name);
+        }
     }
 
     #[test]

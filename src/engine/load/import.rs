@@ -11,7 +11,7 @@ use crate::converted::Weight;
 use crate::error::Result;
 use crate::ops::ffn::{FfnMode, PackedFfn};
 use crate::options::EngineOptions;
-use crate::paging::{Owner, PagedWeights, row_count};
+use crate::paging::{Owner, PagedWeights};
 
 impl Loader<'_> {
     /// Loads a pack onto `device`. Pages of the model file that were read only to copy them are
@@ -31,10 +31,12 @@ impl Loader<'_> {
             .stored_pack(pack, rows)
             .and_then(|stored| converted.and_then(|packs| packs.find(label, pack, stored)));
         if let Some(bytes) = kept {
-            let adopt = |bytes| Ok(device.adopt(pack, bytes)?);
-            let n_rows = row_count(pack);
-            let paged = paged.and_then(|paged| paged.page_pack(owner, n_rows, &bytes, adopt));
-            return paged.unwrap_or_else(|| adopt(bytes));
+            let adopt = |bytes, table| match table {
+                Some(table) => Ok(device.adopt_rows(pack, bytes, table)?),
+                None => Ok(device.adopt(pack, bytes)?),
+            };
+            let paged = paged.and_then(|paged| paged.page_pack(owner, pack, &bytes, adopt));
+            return paged.unwrap_or_else(|| adopt(bytes, None));
         }
         let mapped = matches!(rows.source(), Source::Mapped(_));
         let in_place = device.pack_size(pack, mapped) == Bytes(0);

@@ -35,9 +35,9 @@ pub(crate) use weights::{Owner, PagedMatrix, PagedWeights, row_count};
 /// A guessed expert is read ahead if its weight is at least this part of the token's highest one.
 const SURE: f32 = 0.75;
 
-/// Seconds of a core for each single neuron that is read: memory from the system and back, and what
-/// the cache decides. Measured on Zen 3 (docs/measurements/tiers.md).
-const ROW_SECONDS: f64 = 10e-6;
+/// Seconds of a core for each single neuron that is read: the order, the choice of what gives way,
+/// and the copy to its place. Measured on Zen 3 (docs/measurements/tiers.md).
+const ROW_SECONDS: f64 = 8e-6;
 
 /// Sizes of the tiers: devices, memory, disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::ops::Range;
 use std::sync::Arc;
 
-use hal::{HostRows, PackDesc, SharedBytes, Source};
+use hal::{HostRows, PackDesc, RowTable, SharedBytes, Source};
 use model::Model;
 use store::{DirectFile, Piece, ReadAt, RowMatrix, Store};
 
@@ -33,12 +33,14 @@ pub(crate) struct PagedMatrix {
     pub(crate) n_rows: usize,
     /// The matrix in the mapped file and in the store; `None` for repacked weights.
     rows: Option<[HostRows; 2]>,
+    /// Where the rows are in memory; `None` if they are in order.
+    table: Option<RowTable>,
 }
 
 impl PagedMatrix {
     /// A matrix whose rows are not asked for.
     pub(crate) fn new(owner: Owner, piece: Piece, n_rows: usize) -> PagedMatrix {
-        PagedMatrix { owner, piece, n_rows, rows: None }
+        PagedMatrix { owner, piece, n_rows, rows: None, table: None }
     }
 
     pub(crate) fn row_bytes(&self) -> u64 {
@@ -57,7 +59,8 @@ impl PagedMatrix {
 
     /// The matrix as rows that are units.
     pub(crate) fn by_row(&self) -> RowMatrix {
-        RowMatrix { piece: self.piece.clone(), row_bytes: self.row_bytes() }
+        let (piece, table) = (self.piece.clone(), self.table.clone());
+        RowMatrix { piece, row_bytes: self.row_bytes(), table }
     }
 
     /// The bytes of consecutive rows.
@@ -134,30 +137,41 @@ impl<'a> PagedWeights<'a> {
             piece,
             n_rows: desc.n_rows,
             rows: Some([rows.clone(), paged.clone()]),
+            table: None,
         };
         self.matrices.borrow_mut().push(matrix);
         Some(paged)
     }
 
-    /// Calls `adopt` with the memory of repacked weights in the store; `None` for bytes that are not
-    /// in a file of the store. The memory is filled for the call, because the indices of transposed
-    /// weights are checked, unless the weights are `n_rows` rows.
+    /// Makes a tensor of repacked weights with their memory in the store; `None` for bytes that are
+    /// not in a file of the store. `adopt` gets the memory of all rows of the file and a table of
+    /// these rows, if they may take the places of others; otherwise the memory of these weights. It
+    /// is filled for the call, because the indices of transposed weights are checked, unless the
+    /// weights are rows.
     ///
     /// # Errors
     /// Errors of reading and of `adopt`.
     pub(crate) fn page_pack<T>(
         &self,
         owner: Owner,
-        n_rows: Option<usize>,
+        pack: &PackDesc,
         bytes: &SharedBytes,
-        adopt: impl FnOnce(SharedBytes) -> Result<T>,
+        adopt: impl FnOnce(SharedBytes, Option<RowTable>) -> Result<T>,
     ) -> Option<Result<T>> {
-        let piece = self.locate(bytes)?;
-        let fill = || self.store.fill(&piece).map_err(Into::into);
-        let filled = n_rows.map_or_else(fill, |_| Ok(()));
-        let adopted = filled.and_then(|()| adopt(self.store.bytes(&piece)));
+        let (piece, n_rows) = (self.locate(bytes)?, row_count(pack));
+        let placed = n_rows.filter(|_| pack.page_rows);
+        let table = placed.and_then(|n_rows| self.store.row_table(&piece, n_rows));
+        let adopted = match (&table, n_rows) {
+            (Some(table), _) => adopt(self.store.memory(piece.file), Some(Arc::clone(table))),
+            (None, Some(_)) => adopt(self.store.bytes(&piece), None),
+            (None, None) => {
+                let filled = self.store.fill(&piece).map_err(Into::into);
+                filled.and_then(|()| adopt(self.store.bytes(&piece), None))
+            }
+        };
         self.store.release(&piece);
-        self.matrices.borrow_mut().push(PagedMatrix::new(owner, piece, n_rows.unwrap_or(1)));
+        let matrix = PagedMatrix::new(owner, piece, n_rows.unwrap_or(1));
+        self.matrices.borrow_mut().push(PagedMatrix { table, ..matrix });
         Some(adopted)
     }
 

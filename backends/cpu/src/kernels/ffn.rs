@@ -103,7 +103,7 @@ impl SparseFfn {
             Down::AcrossNeurons => {
                 let (down, h) = (Weight::new(&op.down, context), bind.scratch(&spans.h));
                 let acts = Acts::new(h.read_view(), spans.h_q8.as_ref(), context);
-                Output::ByOutput { down, h, acts, rows: rows_per_chunk(down.rows.n_cols()) }
+                Output::ByOutput { down, h, acts, rows: rows_per_chunk(down.rows.row_bytes()) }
             }
         };
         SparseFfn {

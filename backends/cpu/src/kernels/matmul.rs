@@ -53,7 +53,7 @@ impl MatMul {
             n_in: op.x.desc().n_cols,
             bias: optional_view(op.bias.as_ref(), context),
             y: context.bind.write(&op.y),
-            rows: rows_per_chunk(w.rows.n_cols()),
+            rows: rows_per_chunk(w.rows.row_bytes()),
             cut: (n_tokens > FEW_TOKENS).then(|| PanelCut::new(n_tokens, n_out)),
             panels: Panels::new(&spans.panels, context),
         }

@@ -6,7 +6,7 @@ use hal::format::{Activation, Format, Q8_BLOCK};
 use hal::{Batch, BatchShape, BatchView, Operand, Tensor};
 
 use super::Context;
-use crate::buffer::{ReadView, Scratch, Span, WriteView};
+use crate::buffer::{ReadView, Scratch, Span, WeightRows, WriteView};
 use simd::{ActView, Kernels, Q8View, RowIds, RowRun, RowsFn, TokenRows};
 
 #[derive(Clone, Copy, Debug)]
@@ -40,7 +40,7 @@ pub(super) fn optional_view(
 /// A row-major weight matrix, with the kernels of its format.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Weight {
-    pub(super) rows: ReadView<u8>,
+    pub(super) rows: WeightRows,
     pub(super) activation: Activation,
     pub(super) format: Format,
     /// Prefetch distance in bytes.
@@ -53,7 +53,7 @@ pub(super) struct Weight {
 impl Weight {
     pub(super) fn new(tensor: &Tensor, context: &Context<'_>) -> Weight {
         let format = tensor.desc().format;
-        let rows = context.bind.read(tensor);
+        let rows = context.bind.weights(tensor);
         Weight {
             rows,
             activation: format.activation(),

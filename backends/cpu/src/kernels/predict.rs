@@ -134,7 +134,7 @@ impl FirstMatrix {
         FirstMatrix {
             x: Acts::new(context.bind.read(&op.x), spans.x.as_ref(), context),
             n_in: op.x.desc().n_cols,
-            rows: rows_per_chunk(weight.rows.n_cols()),
+            rows: rows_per_chunk(weight.rows.row_bytes()),
             weight,
             hidden: context.bind.scratch(&spans.hidden),
             hidden_activation: op.hidden,

@@ -58,7 +58,7 @@ impl Route {
         let (spans, bind) = (Workspace::new(op, &mut Scratch::default()), &context.bind);
         let w = Weight::new(&op.w, context);
         Route {
-            rows: rows_per_chunk(w.rows.n_cols()),
+            rows: rows_per_chunk(w.rows.row_bytes()),
             w,
             bias: optional_view(op.bias.as_ref(), context),
             x: Acts::new(bind.read(&op.x), spans.x.as_ref(), context),

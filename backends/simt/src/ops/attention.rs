@@ -1,13 +1,8 @@
 //! The paged KV cache, and attention over it.
-//!
-//! Positions are split into chunks, and chunks are dealt to spans round robin. A block computes one
-//! span, and a second kernel merges the spans in order. The number of spans depends on shapes
-//! alone, not on the data of a step. Up to [`FEW`] tokens, a block processes one token and heads
-//! that share a key head. With more tokens a block processes a tile of tokens, and positions are
-//! split into several spans only if there are few tiles.
 
 use hal::op::{Attention, StoreKv, Window};
-use hal::{Bytes, KV_BLOCK, Operand, Plan, Result, Tensor, TensorDesc};
+use hal::{Bytes, Operand, Plan, Result, Tensor, TensorDesc};
+use lower::{AttentionRules, AttentionSplit, Emit, FEW_TOKENS};
 
 use crate::buffer::{Span, plain, plain_stride};
 use crate::driver::Arg;
@@ -15,24 +10,8 @@ use crate::facts::Facts;
 use crate::lowering::{Lowering, ptr, word};
 use crate::units::{Unit, cache_format};
 
-/// Up to this number of tokens, a token's result does not depend on the other tokens, bit for bit.
-const FEW: usize = 16;
-
-/// Number of blocks that keeps any device busy.
-const MANY_BLOCKS: usize = 512;
-
-/// Maximum number of spans (`attention_merge.cu`).
-const MAX_SPANS: usize = 64;
-/// Maximum number of spans for tiles of tokens, which do more work per span.
-const MAX_SPANS_OF_TILES: usize = 16;
-
-/// Positions per chunk (`lib/attention.cuh`).
-const CHUNK: usize = 64;
 /// Values that a thread loads at once (`PIECE` in `lib/attention.cuh`).
 const VECTOR: usize = 8;
-
-/// Ranges of the workspace begin at multiples of this many bytes.
-const ALIGN: u64 = 256;
 
 /// Threads per block with one token, and with a tile of tokens.
 const FEW_THREADS: u32 = 128;
@@ -96,80 +75,25 @@ pub(super) fn row_words(desc: &TensorDesc) -> usize {
     (plain_stride(desc).unwrap_or_default() / 4) as usize
 }
 
-/// How an op is split into blocks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Split {
-    n_tokens: usize,
-    n_head: usize,
-    n_head_kv: usize,
-    d_head: usize,
-    d_value: usize,
-    /// Heads per block.
-    heads: usize,
-    /// Value columns per block.
-    cols: usize,
-    n_spans: usize,
+fn split<T: Operand>(op: &Attention<T>) -> AttentionSplit {
+    let d_value = op.y.desc().n_cols / op.n_head;
+    let cols = if op.q.desc().n_rows <= FEW_TOKENS {
+        VECTOR * lanes(d_value)
+    } else {
+        d_value.next_power_of_two().clamp(64, 256)
+    };
+    let rules = AttentionRules { max_heads: MAX_HEADS, tile_rows: TILE_ROWS, cols };
+    AttentionSplit::new(op, rules)
 }
 
-impl Split {
-    fn new<T: Operand>(op: &Attention<T>) -> Split {
-        let (q, y) = (op.q.desc(), op.y.desc());
-        let [d_head, d_value] = [q, y].map(|desc| desc.n_cols / op.n_head);
-        let heads = (op.n_head / op.n_head_kv).next_power_of_two().min(MAX_HEADS);
-        let cols = if q.n_rows <= FEW {
-            VECTOR * lanes(d_value)
-        } else {
-            d_value.next_power_of_two().clamp(64, 256)
-        };
-        let (n_head, n_head_kv) = (op.n_head, op.n_head_kv);
-        let split = Split {
-            n_tokens: q.n_rows,
-            n_head,
-            n_head_kv,
-            d_head,
-            d_value,
-            heads,
-            cols,
-            n_spans: 1,
-        };
-        // Up to `FEW` tokens, the number of spans must not depend on the number of tokens.
-        let (n_tiles, max_spans) = if q.n_rows <= FEW {
-            (1, MAX_SPANS)
-        } else {
-            (q.n_rows.div_ceil(TILE_ROWS / heads), MAX_SPANS_OF_TILES)
-        };
-        let n_chunks = (op.batch.shape.max_blocks * KV_BLOCK).div_ceil(CHUNK).max(1);
-        let wanted = MANY_BLOCKS.div_ceil((n_tiles * split.n_head_blocks()).max(1));
-        Split { n_spans: wanted.min(n_chunks).min(max_spans), ..split }
-    }
+/// Whether a second kernel merges spans.
+fn is_merged(split: &AttentionSplit) -> bool {
+    split.n_tokens <= FEW_TOKENS || split.n_spans > 1
+}
 
-    /// Blocks per span and tile of tokens: tiles of heads times tiles of value columns.
-    fn n_head_blocks(&self) -> usize {
-        let tiles = (self.n_head / self.n_head_kv).div_ceil(self.heads);
-        self.n_head_kv * tiles * self.d_value.div_ceil(self.cols)
-    }
-
-    /// Whether a second kernel merges spans.
-    fn is_merged(&self) -> bool {
-        self.n_tokens <= FEW || self.n_spans > 1
-    }
-
-    /// Bytes of the result in Q8 blocks for the next op. 0 in prefill, where fewer launches save
-    /// little, and 0 if heads are not whole blocks.
-    fn quantized_size(&self) -> u64 {
-        if self.n_tokens <= FEW && self.d_value.is_multiple_of(32) {
-            48 * (self.n_tokens * self.n_head * self.d_value / 32) as u64
-        } else {
-            0
-        }
-    }
-
-    /// Bytes of the partial results of all spans.
-    fn partials_size(&self) -> u64 {
-        let n_partials =
-            if self.is_merged() { self.n_tokens * self.n_head * self.n_spans } else { 0 };
-        4 * (n_partials * (self.d_value + 2)) as u64
-    }
+/// Bytes of the partial results of all spans.
+fn partials_size(split: &AttentionSplit) -> u64 {
+    if is_merged(split) { split.partials_size() } else { 0 }
 }
 
 /// Lanes that share a head of `d` values.
@@ -178,14 +102,14 @@ fn lanes(d: usize) -> usize {
 }
 
 pub(crate) fn plan(op: &Attention<TensorDesc>, _facts: &Facts) -> Plan {
-    let split = Split::new(op);
+    let split = split(op);
     if split.d_head > MAX_D_HEAD {
         return Plan::No(format!(
             "key heads have {} values; at most {MAX_D_HEAD} are supported",
             split.d_head
         ));
     }
-    let size = split.partials_size().next_multiple_of(ALIGN) + split.quantized_size();
+    let size = AttentionSplit::quantized_at(partials_size(&split)) + split.quantized_size();
     Plan::Yes { workspace: Bytes(size), slow: None }
 }
 
@@ -195,7 +119,7 @@ fn is_wide(span: Span, row_bytes: usize, d: usize) -> bool {
 }
 
 /// Bits 0 to 2: whether keys, values and queries are aligned (`wide` in `lib/attention.cuh`).
-fn alignment_bits(op: &Attention<Tensor>, split: &Split) -> Result<Arg> {
+fn alignment_bits(op: &Attention<Tensor>, split: &AttentionSplit) -> Result<Arg> {
     let half = |half: &Tensor, d| -> Result<bool> {
         Ok(is_wide(plain(half)?, 4 * row_words(&half.desc()), d))
     };
@@ -211,24 +135,24 @@ pub(crate) fn lower(
     quantize: bool,
     out: &mut Lowering<'_>,
 ) -> Result<Option<Span>> {
-    let split = Split::new(op);
+    let split = split(op);
     if split.n_tokens == 0 || split.d_value == 0 {
         return Ok(None);
     }
     let partials =
-        if split.is_merged() { out.workspace(0, split.partials_size())? } else { Span::NONE };
-    if split.n_tokens <= FEW {
+        if is_merged(&split) { out.workspace(0, partials_size(&split))? } else { Span::NONE };
+    if split.n_tokens <= FEW_TOKENS {
         lower_few(op, &split, partials, out)?;
     } else {
         lower_many(op, &split, partials, out)?;
     }
     let quantized = match split.quantized_size() {
         size if quantize && size > 0 => {
-            Some(out.workspace(split.partials_size().next_multiple_of(ALIGN), size)?)
+            Some(out.workspace(AttentionSplit::quantized_at(partials_size(&split)), size)?)
         }
         _ => None,
     };
-    if split.is_merged() {
+    if is_merged(&split) {
         merge(op, &split, partials, quantized, out)?;
     }
     Ok(quantized)
@@ -238,7 +162,7 @@ pub(crate) fn lower(
 /// how to read the cache.
 fn sizes(
     op: &Attention<Tensor>,
-    split: &Split,
+    split: &AttentionSplit,
     between: &[usize],
     last: &[usize],
 ) -> Result<Vec<Arg>> {
@@ -267,7 +191,7 @@ fn sizes(
 
 fn lower_few(
     op: &Attention<Tensor>,
-    split: &Split,
+    split: &AttentionSplit,
     partials: Span,
     out: &mut Lowering<'_>,
 ) -> Result<()> {
@@ -290,7 +214,7 @@ fn lower_few(
     // Shared memory holds queries and scores, and later the partial results of each 32 threads.
     let queries = VECTOR * split.d_head.div_ceil(VECTOR);
     let waves = FEW_THREADS as usize / 32 * VECTOR * lanes_v;
-    let shared = 4 * split.heads * (queries + CHUNK).max(waves);
+    let shared = 4 * split.heads * (queries + AttentionSplit::CHUNK).max(waves);
     let grid = [split.n_spans, split.n_head_blocks(), split.n_tokens];
     out.launch_shared(unit("attention", op), kernel, grid, FEW_THREADS, shared as u32, &args);
     Ok(())
@@ -298,7 +222,7 @@ fn lower_few(
 
 fn lower_many(
     op: &Attention<Tensor>,
-    split: &Split,
+    split: &AttentionSplit,
     partials: Span,
     out: &mut Lowering<'_>,
 ) -> Result<()> {
@@ -318,8 +242,7 @@ fn lower_many(
         128 => "attention_128",
         _ => "attention_256",
     };
-    let grid =
-        [split.n_spans, split.n_head_blocks(), split.n_tokens.div_ceil(TILE_ROWS / split.heads)];
+    let grid = [split.n_spans, split.n_head_blocks(), split.n_tokens.div_ceil(split.tokens)];
     out.launch(unit("attention_many", op), kernel, grid, TILE_THREADS, &args);
     Ok(())
 }
@@ -330,7 +253,7 @@ fn unit(file: &str, op: &Attention<Tensor>) -> Unit {
 
 fn merge(
     op: &Attention<Tensor>,
-    split: &Split,
+    split: &AttentionSplit,
     partials: Span,
     quantized: Option<Span>,
     out: &mut Lowering<'_>,
@@ -352,43 +275,4 @@ fn merge(
     let grid = [split.n_head, split.n_tokens, 1];
     out.launch(Unit::plain("attention_merge"), "attention_merge", grid, MERGE_THREADS, &args);
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use hal::format::Format;
-    use hal::{Batch, BatchShape, KvCache};
-
-    use super::*;
-
-    fn op(n_tokens: usize, max_blocks: usize) -> Attention<TensorDesc> {
-        let desc = |n_rows, n_cols| TensorDesc::new(n_rows, n_cols, Format::F32);
-        let shape = BatchShape { max_tokens: 64, max_seqs: 1, max_blocks };
-        Attention {
-            q: desc(n_tokens, 32 * 128),
-            cache: KvCache::both(desc(32 * max_blocks, 8 * 128)),
-            batch: Batch { words: desc(1, shape.n_words()), shape },
-            slopes: None,
-            sinks: None,
-            y: desc(n_tokens, 32 * 128),
-            n_head: 32,
-            n_head_kv: 8,
-            scale: 1.0,
-            window: None,
-            softcap: 0.0,
-        }
-    }
-
-    #[test]
-    fn spans_do_not_depend_on_the_tokens_of_a_step() {
-        for max_blocks in [1, 7, 100, 40_000] {
-            let [one, few, many] = [1, FEW, FEW + 1].map(|n| Split::new(&op(n, max_blocks)));
-            assert_eq!(Split { n_tokens: FEW, ..one }, few);
-            assert!(one.n_spans <= (max_blocks * KV_BLOCK).div_ceil(CHUNK));
-            assert!(many.n_spans <= MAX_SPANS_OF_TILES);
-        }
-        assert_eq!(Split::new(&op(1, 40_000)).n_spans, MAX_SPANS);
-        let many = Split::new(&op(4096, 40_000));
-        assert_eq!((many.partials_size(), many.quantized_size()), (0, 0));
-    }
 }

@@ -13,7 +13,7 @@ use hal::{Op, OpDesc, Plan, Result};
 
 use crate::facts::Facts;
 use crate::lowering::Lowering;
-use norm::FusedWork;
+use lower::FusedWork;
 
 /// Whether a device with these facts can run this op.
 pub(crate) fn plan(op: &OpDesc, facts: &Facts) -> Plan {

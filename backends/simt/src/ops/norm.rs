@@ -2,8 +2,8 @@
 
 use hal::op::{Norm, NormKind};
 use hal::{Operand, Plan, Result, Tensor, TensorDesc};
+use lower::{FusedWork, WordFill};
 
-use super::weights::WordFill;
 use crate::buffer::{Span, plain};
 use crate::driver::Arg;
 use crate::facts::Facts;
@@ -13,23 +13,12 @@ use crate::units::Unit;
 /// Maximum length of a run that 32 threads share; the threads of a block share a longer run.
 const SHORT_RUN: usize = 256;
 
-/// Work fused into a norm of long runs.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct FusedWork<'a> {
-    /// Added to x before the norm.
-    pub(super) add: Option<&'a Tensor>,
-    /// Destination of the result in Q8 blocks.
-    pub(super) quantized: Option<Span>,
-    /// Words to initialise.
-    pub(super) clear: Option<WordFill>,
-}
-
 pub(crate) fn plan(_op: &Norm<TensorDesc>, _facts: &Facts) -> Plan {
     Plan::yes()
 }
 
 /// Whether the norm's runs are long and all operands, including `add`, are aligned for vector
-/// loads. Other work ([`FusedWork`]) can only be fused with such a norm.
+/// loads. Other work can only be fused with such a norm.
 pub(super) fn is_wide(op: &Norm<Tensor>, add: Option<&Tensor>) -> Result<bool> {
     let operands = [Some(&op.x), Some(&op.y), op.weight.as_ref(), op.bias.as_ref(), add];
     for operand in operands.into_iter().flatten() {
@@ -43,7 +32,7 @@ pub(super) fn is_wide(op: &Norm<Tensor>, add: Option<&Tensor>) -> Result<bool> {
 /// `fused` may be non-empty only if [`is_wide`] holds.
 pub(super) fn lower(
     op: &Norm<Tensor>,
-    fused: &FusedWork<'_>,
+    fused: &FusedWork<'_, Span>,
     out: &mut Lowering<'_>,
 ) -> Result<()> {
     let desc = op.x.desc();

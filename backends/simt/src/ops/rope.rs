@@ -1,8 +1,8 @@
 //! Rotary position embedding.
 
-use hal::op::{Pairing, Rope};
+use hal::op::Rope;
 use hal::{Operand, Plan, Result, Tensor, TensorDesc};
-use lower::RopeStore;
+use lower::{RopePairs, RopeStore};
 
 use super::attention::row_words;
 use super::elementwise::launch_per_item;
@@ -26,7 +26,7 @@ pub(crate) fn plan(_op: &Rope<TensorDesc>, _facts: &Facts) -> Plan {
 pub(crate) fn lower(op: &Rope<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
     let desc = op.x.desc();
     let n_head = desc.n_cols / op.d_head;
-    let [n_pairs, step, distance] = pairs(op);
+    let RopePairs { n: n_pairs, step, distance } = RopePairs::of(op);
     let spans = [ptr(plain(&op.freqs)?), ptr(plain(&op.batch.words)?), ptr(plain(&op.x)?)];
     let sizes = [
         op.batch.shape.max_tokens,
@@ -44,15 +44,6 @@ pub(crate) fn lower(op: &Rope<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Number of pairs per head, distance between pairs, and distance between the two values of a pair.
-fn pairs(op: &Rope<Tensor>) -> [usize; 3] {
-    let n_pairs = op.n_rot / 2;
-    match op.pairing {
-        Pairing::Adjacent => [n_pairs, 2, 1],
-        Pairing::Halves => [n_pairs, 1, n_pairs],
-    }
-}
-
 /// Whether a block can rotate and store a whole head of these keys and values.
 pub(super) fn stores_heads(step: &RopeStore<'_>) -> bool {
     step.k.d_head.is_multiple_of(HEAD_STEP)
@@ -67,7 +58,7 @@ pub(super) fn lower_with_store(step: &RopeStore<'_>, out: &mut Lowering<'_>) -> 
     let n_head = q.x.desc().n_cols / q.d_head;
     let n_head_kv = step.n_head_kv();
     let d_value = step.d_value();
-    let [n_pairs, step, distance] = pairs(q);
+    let RopePairs { n: n_pairs, step, distance } = RopePairs::of(q);
     let spans = [&q.freqs, &q.batch.words, &q.x, &k.x, &store.v, &store.cache.k, &store.cache.v];
     let mut args = Vec::new();
     for span in spans {

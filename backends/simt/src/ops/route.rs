@@ -2,8 +2,9 @@
 
 use hal::op::{Route, Scoring};
 use hal::{Bytes, Operand, Plan, Result, Tensor, TensorDesc};
+use lower::{Scratch, route_scratch};
 
-use super::weights::{products, products_workspace, refuse_products};
+use super::weights::{products, refuse_products};
 use crate::buffer::plain;
 use crate::driver::Arg;
 use crate::facts::Facts;
@@ -15,11 +16,6 @@ const MAX_EXPERTS: usize = 4096;
 
 /// Maximum number of groups of experts that `route.cu` can rank.
 const MAX_GROUPS: usize = 64;
-
-/// Offset of the products in the workspace, after the scratch memory of their computation.
-fn products_at(w: &TensorDesc, n_tokens: usize) -> u64 {
-    products_workspace(w, n_tokens).next_multiple_of(256)
-}
 
 pub(crate) fn plan(op: &Route<TensorDesc>, _facts: &Facts) -> Plan {
     if op.w.n_rows > MAX_EXPERTS {
@@ -33,8 +29,9 @@ pub(crate) fn plan(op: &Route<TensorDesc>, _facts: &Facts) -> Plan {
     if let Some(reason) = refuse_products(&op.w) {
         return Plan::No(reason);
     }
-    let products = 4 * (op.x.n_rows * op.w.n_rows) as u64;
-    Plan::Yes { workspace: Bytes(products_at(&op.w, op.x.n_rows) + products), slow: None }
+    let mut scratch = Scratch::default();
+    route_scratch(&op.w, op.x.n_rows, &mut scratch);
+    Plan::Yes { workspace: Bytes(scratch.bytes()), slow: None }
 }
 
 pub(crate) fn lower(op: &Route<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
@@ -42,9 +39,9 @@ pub(crate) fn lower(op: &Route<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
     if n_tokens == 0 {
         return Ok(());
     }
-    let size = 4 * (n_tokens * w.n_rows) as u64;
-    let scores = out.workspace(products_at(&w, n_tokens), size)?;
-    products(&op.w, plain(&op.x)?, n_tokens, op.bias.as_ref(), scores, 0, out)?;
+    let [q8, scores] = route_scratch(&w, n_tokens, &mut Scratch::default());
+    let (q8, scores) = (q8.span(out)?, scores.span(out)?);
+    products(&op.w, plain(&op.x)?, n_tokens, op.bias.as_ref(), scores, q8, out)?;
     let scoring = match op.scoring {
         Scoring::Softmax => 0,
         Scoring::Sigmoid => 1,

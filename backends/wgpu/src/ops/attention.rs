@@ -1,38 +1,26 @@
 //! The paged KV cache, and attention over it.
-//!
-//! In decode, positions are split into spans. A workgroup computes one span of one token for up to
-//! [`MAX_HEADS`] heads that share a key head, and a second dispatch merges the spans in order.
-//! Prefill has enough workgroups with one span for all positions, which avoids large intermediate
-//! results.
 
 use hal::format::Format;
 use hal::op::{Attention, StoreKv, Window};
-use hal::{BatchShape, Bytes, KV_BLOCK, KvCache, Operand, Plan, Result, Tensor, TensorDesc};
+use hal::{Bytes, KvCache, Operand, Plan, Result, Tensor, TensorDesc};
+use lower::{AttentionRules, AttentionSplit, Emit};
 
 use super::elementwise::each_value;
 use crate::buffer::{Span, plain, plain_stride};
+use crate::error::driver;
 use crate::facts::Facts;
 use crate::lowering::Lowering;
 use crate::shader::Source;
 
-/// Maximum number of heads per workgroup.
-const MAX_HEADS: usize = 4;
+/// Values of a head that an invocation loads at once.
+const VECTOR: usize = 8;
 
-/// Maximum number of value columns that an invocation adds up.
-const MAX_COLS: usize = 16;
+/// Minimum and maximum number of invocations that share a key (`lib/sum_two.wgsl`).
+const MIN_LANES: usize = 4;
+const MAX_LANES: usize = 16;
 
-/// Maximum number of tokens of a program whose positions are split. Up to this number, a token's
-/// result does not depend on the other tokens, bit for bit.
-const SPLIT_TOKENS: usize = 16;
-
-/// Minimum number of positions per span; spans are larger if a sequence would otherwise have more
-/// than [`MAX_SPANS`].
-const MIN_SPAN: usize = 256;
-
-const MAX_SPANS: usize = 64;
-
-/// Ranges of the workspace begin at multiples of this many bytes.
-const ALIGN: u64 = 256;
+/// Groups of four positions in a chunk.
+const QUADS: u32 = AttentionSplit::CHUNK as u32 / 4;
 
 fn refusal(
     operands: &[(&'static str, &TensorDesc)],
@@ -83,6 +71,10 @@ struct CacheFormat {
     format: Format,
     store: &'static [&'static str],
     read: &'static [&'static str],
+    /// The file that reads eight values of a head of whole eights, beside those of `read`.
+    eight: &'static str,
+    /// The file that reads eight aligned values in wide loads, instead of the others.
+    wide: Option<&'static str>,
     values_per_store: usize,
 }
 
@@ -90,37 +82,51 @@ struct CacheFormat {
 /// the choice of its codes.
 macro_rules! nibbles {
     ($format:ident, $constants:literal, $codes:literal) => {
-        entry(
-            Format::$format,
-            &[$constants, $codes, "cache/store_nibbles"],
-            &[$constants, "cache/read_nibbles"],
-            64,
-        )
+        CacheFormat {
+            format: Format::$format,
+            store: &[$constants, $codes, "cache/store_nibbles"],
+            read: &[$constants, "cache/read_nibbles"],
+            eight: "cache/eight_fours",
+            wide: None,
+            values_per_store: 64,
+        }
+    };
+}
+
+/// The entry of a float format.
+macro_rules! floats {
+    ($format:ident, $store:literal, $read:literal, $wide:literal, $values_per_store:literal) => {
+        CacheFormat {
+            format: Format::$format,
+            store: &[$store],
+            read: &[$read],
+            eight: "cache/eight_fours",
+            wide: Some($wide),
+            values_per_store: $values_per_store,
+        }
     };
 }
 
 /// An entry for each of [`hal::op::KV_FORMATS`].
 const CACHE_FORMATS: [CacheFormat; 9] = [
-    entry(Format::F32, &["cache/store_f32"], &["cache/read_f32"], 1),
-    entry(Format::F16, &["cache/store_f16"], &["cache/read_f16"], 2),
-    entry(Format::BF16, &["cache/store_bf16"], &["cache/read_bf16"], 2),
-    // Two blocks are whole words.
-    entry(Format::Q8_0, &["cache/store_q8_0"], &["cache/read_q8_0"], 64),
+    floats!(F32, "cache/store_f32", "cache/read_f32", "cache/wide_f32", 1),
+    floats!(F16, "cache/store_f16", "cache/read_f16", "cache/wide_f16", 2),
+    floats!(BF16, "cache/store_bf16", "cache/read_bf16", "cache/wide_bf16", 2),
+    CacheFormat {
+        format: Format::Q8_0,
+        store: &["cache/store_q8_0"],
+        read: &["cache/read_q8_0"],
+        eight: "cache/eight_q8_0",
+        wide: None,
+        // Two blocks are whole words.
+        values_per_store: 64,
+    },
     nibbles!(Q4_0, "cache/q4_0", "cache/codes_from_farthest"),
     nibbles!(Q4_1, "cache/q4_1", "cache/codes_from_min"),
     nibbles!(Q5_0, "cache/q5_0", "cache/codes_from_farthest"),
     nibbles!(Q5_1, "cache/q5_1", "cache/codes_from_min"),
     nibbles!(IQ4_NL, "cache/iq4_nl", "cache/codes_iq4"),
 ];
-
-const fn entry(
-    format: Format,
-    store: &'static [&'static str],
-    read: &'static [&'static str],
-    values_per_store: usize,
-) -> CacheFormat {
-    CacheFormat { format, store, read, values_per_store }
-}
 
 /// The entry of a format; `hal` rejects all other formats.
 fn cache_format(format: Format) -> &'static CacheFormat {
@@ -136,7 +142,8 @@ fn include(source: Source, name: &'static str, files: &[&'static str]) -> Source
 /// A shader that stores keys and values of these formats.
 pub(super) fn store_sources(name: &'static str, formats: KvCache<Format>) -> Source {
     let source = include(Source::new(name), "k", cache_format(formats.k).store);
-    include(source, "v", cache_format(formats.v).store)
+    let source = include(source, "v", cache_format(formats.v).store);
+    source.include("k", "lib/store_token").include("v", "lib/store_token")
 }
 
 /// The number of values that an invocation stores.
@@ -148,74 +155,132 @@ pub(super) fn row_words(desc: &TensorDesc) -> usize {
     (plain_stride(desc).unwrap_or_default() / 4) as usize
 }
 
-/// Number of spans of a sequence, and positions per span.
-fn spans(batch: &BatchShape, n_tokens: usize) -> (usize, usize) {
-    let n_positions = (batch.max_blocks * KV_BLOCK).max(1);
-    if n_tokens > SPLIT_TOKENS {
-        return (1, n_positions.next_multiple_of(MIN_SPAN));
+/// Groups of eight values of a key head for which a shader has workgroup memory: a multiple of eight, so
+/// that heads of similar sizes have one pipeline.
+fn max_pieces(d_head: usize) -> usize {
+    d_head.div_ceil(VECTOR).next_multiple_of(8)
+}
+
+/// How an op is split, and how many invocations share its keys and values.
+#[derive(Clone, Copy, Debug)]
+struct Tiles {
+    split: AttentionSplit,
+    /// Invocations that share a key, and a value.
+    lanes: usize,
+    value_lanes: usize,
+}
+
+impl Tiles {
+    /// Heads share a workgroup as far as its memory allows; `None` if it is too small for one head.
+    fn new<T: Operand>(op: &Attention<T>, facts: &Facts) -> Option<Tiles> {
+        let [d_head, d_value] = [&op.q, &op.y].map(|x| x.desc().n_cols / op.n_head);
+        let lanes_of = |d: usize, most: usize| d.div_ceil(VECTOR).next_power_of_two().min(most);
+        // More lanes read longer runs of bytes. Fewer exchange less, down to those that take a chunk's
+        // groups of four positions at once: better where exchanges are slow or memory is a cache.
+        let limit = match facts.subgroup_size {
+            Some(size) if facts.tuning.loads_ahead => size,
+            Some(_) | None => facts.tuning.row / QUADS,
+        };
+        let lanes = lanes_of(d_head, (limit as usize).clamp(MIN_LANES, MAX_LANES)).max(MIN_LANES);
+        let value_lanes = lanes_of(d_value, facts.tuning.row as usize);
+        let mut queries = facts.tuning.queries as usize;
+        while queries > 0 {
+            let rules = AttentionRules {
+                max_heads: queries,
+                tile_rows: queries,
+                cols: VECTOR * value_lanes,
+            };
+            let tiles = Tiles { split: AttentionSplit::new(op, rules), lanes, value_lanes };
+            if tiles.shared_bytes(facts) <= facts.limits.max_compute_workgroup_storage_size as usize
+            {
+                return Some(tiles);
+            }
+            queries /= 2;
+        }
+        None
     }
-    let span = n_positions.div_ceil(MAX_SPANS).next_multiple_of(MIN_SPAN);
-    (n_positions.div_ceil(span), span)
+
+    /// Bytes of workgroup memory of the shader.
+    fn shared_bytes(&self, facts: &Facts) -> usize {
+        let AttentionSplit { heads, tokens, d_head, .. } = self.split;
+        let of_query = VECTOR * max_pieces(d_head) + AttentionSplit::CHUNK * 3 / 2 + 4;
+        4 * heads * tokens * of_query + 32 * facts.tuning.row as usize + 16 * (tokens + 1)
+    }
+
+    fn source(&self, cache: KvCache<HalfLayout>, facts: &Facts) -> Source {
+        let [add_keys, add_values] = if facts.tuning.loads_ahead {
+            ["lib/add_keys_ahead", "lib/add_values_ahead"]
+        } else {
+            ["lib/add_keys", "lib/add_values"]
+        };
+        let source = cache.k.include(Source::new("attention"), "k", "k_type");
+        cache
+            .v
+            .include(source, "v", "v_type")
+            .set("HEADS", self.split.heads)
+            .set("TOKENS", self.split.tokens)
+            .set("QUERIES", self.split.heads * self.split.tokens)
+            .set("PAIRS", (self.split.heads * self.split.tokens).div_ceil(2))
+            .set("MAX_PIECES", max_pieces(self.split.d_head))
+            .set("ROW", facts.tuning.row)
+            .include("add_keys", add_keys)
+            .include("add_values", add_values)
+    }
 }
 
-/// Bytes of the partial results of all spans of all tokens.
-fn partials_size(n_tokens: usize, n_head: usize, d_value: usize, batch: &BatchShape) -> u64 {
-    (4 * n_tokens * n_head * spans(batch, n_tokens).0 * (d_value + 2)) as u64
+/// How a shader reads keys or values.
+#[derive(Clone, Copy, Debug)]
+struct HalfLayout {
+    format: Format,
+    /// Values per head.
+    d: usize,
+    /// Whether every row, and every eight values of a head, begin at a multiple of 16 bytes.
+    aligned: bool,
 }
 
-/// Bytes of the result in Q8 blocks for the next op. 0 in prefill, where fewer dispatches save
-/// little, and 0 if heads are not whole blocks.
-fn quantized_size(n_tokens: usize, n_head: usize, d_value: usize) -> u64 {
-    if n_tokens <= SPLIT_TOKENS && d_value.is_multiple_of(32) {
-        48 * (n_tokens * n_head * d_value / 32) as u64
-    } else {
-        0
+impl HalfLayout {
+    fn new(half: &Tensor, d: usize) -> Result<HalfLayout> {
+        let desc = half.desc();
+        let aligned = plain(half)?.offset.is_multiple_of(16) && row_words(&desc).is_multiple_of(4);
+        Ok(HalfLayout { format: desc.format, d, aligned })
+    }
+
+    fn include(self, source: Source, name: &'static str, binding: &'static str) -> Source {
+        let whole = self.d.is_multiple_of(VECTOR);
+        let cache = cache_format(self.format);
+        match cache.wide {
+            Some(file) if self.aligned && whole => {
+                source.include(name, file).set(binding, "array<vec4<u32>>")
+            }
+            Some(_) | None => {
+                let eight = if whole { cache.eight } else { "cache/eight_values" };
+                let source = include(source, name, cache.read).include(name, eight);
+                source.set(binding, "array<u32>")
+            }
+        }
     }
 }
 
 pub(super) fn plan(op: &Attention<TensorDesc>, facts: &Facts) -> Plan {
-    let d_value = op.y.n_cols / op.n_head;
-    let limit = MAX_COLS * facts.tuning.row as usize;
-    if d_value > limit {
+    let Some(Tiles { split, .. }) = Tiles::new(op, facts) else {
+        let (d_head, limit) =
+            (op.q.n_cols / op.n_head, facts.limits.max_compute_workgroup_storage_size);
         return Plan::No(format!(
-            "value heads have {d_value} values; at most {limit} are supported"
+            "key heads have {d_head} values, too many for {limit} bytes of workgroup memory"
         ));
-    }
+    };
     if let Some(reason) = refusal(&[("q", &op.q), ("y", &op.y)], &op.cache, facts) {
         return Plan::No(reason);
     }
-    let partials = Bytes(partials_size(op.q.n_rows, op.n_head, d_value, &op.batch.shape));
+    let partials = Bytes(split.partials_size());
     if partials.0 > facts.max_binding() {
         let limit = Bytes(facts.max_binding());
         return Plan::No(format!(
             "it needs a scratch buffer of {partials}; a binding covers at most {limit}"
         ));
     }
-    let quantized = quantized_size(op.q.n_rows, op.n_head, d_value);
-    Plan::Yes { workspace: Bytes(partials.0.next_multiple_of(ALIGN) + quantized), slow: None }
-}
-
-/// The shader for heads of these sizes over a cache in these formats.
-fn source(
-    formats: KvCache<Format>,
-    d_head: usize,
-    d_value: usize,
-    shared: usize,
-    row: usize,
-) -> Source {
-    let dot = if d_head.is_multiple_of(4) { "cache/dot_four" } else { "cache/dot_one" };
-    let source = include(Source::new("attention"), "k", cache_format(formats.k).read);
-    include(source, "v", cache_format(formats.v).read)
-        .include("dot", dot)
-        .set("HEADS", heads(shared))
-        .set("COLS", d_value.div_ceil(row).next_power_of_two())
-        .set("ROW", row)
-}
-
-/// Heads per workgroup if `shared` heads share a key head; only powers of two, since each number
-/// needs a pipeline.
-fn heads(shared: usize) -> usize {
-    if shared >= MAX_HEADS { MAX_HEADS } else { shared.next_power_of_two().min(MAX_HEADS) }
+    let workspace = AttentionSplit::quantized_at(partials.0) + split.quantized_size();
+    Plan::Yes { workspace: Bytes(workspace), slow: None }
 }
 
 /// With `quantize`, also writes the result in Q8 blocks if the heads are whole blocks, and returns
@@ -225,40 +290,39 @@ pub(super) fn lower(
     quantize: bool,
     out: &mut Lowering<'_>,
 ) -> Result<Option<Span>> {
-    let (q, y) = (op.q.desc(), op.y.desc());
-    let [d_head, d_value] = [q, y].map(|desc| desc.n_cols / op.n_head);
-    if q.n_rows == 0 || d_value == 0 {
+    let Some(tiles) = Tiles::new(op, out.facts()) else {
+        return Err(driver("compile", "the heads do not fit workgroup memory"));
+    };
+    let split = tiles.split;
+    if split.n_tokens == 0 || split.d_value == 0 {
         return Ok(None);
     }
-    let shape = &op.batch.shape;
-    let (n_spans, span) = spans(shape, q.n_rows);
-    let shared = op.n_head / op.n_head_kv;
-    let n_tiles = shared.div_ceil(heads(shared));
-    let partials_size = partials_size(q.n_rows, op.n_head, d_value, shape);
-    let partials = out.workspace(0, partials_size)?;
-    let quantized = match quantized_size(q.n_rows, op.n_head, d_value) {
+    let partials = out.workspace(0, split.partials_size())?;
+    let quantized = match split.quantized_size() {
         size if quantize && size > 0 => {
-            Some(out.workspace(partials_size.next_multiple_of(ALIGN), size)?)
+            Some(out.workspace(AttentionSplit::quantized_at(split.partials_size()), size)?)
         }
         _ => None,
     };
     let batch = plain(&op.batch.words)?;
-    let row = out.facts().tuning.row as usize;
-    let formats = op.cache.map(&mut |half| half.desc().format);
+    let shape = &op.batch.shape;
+    let n_col_tiles = split.d_value.div_ceil(split.cols);
     let sizes = [
         shape.max_tokens,
         shape.max_seqs,
         shape.max_blocks,
-        q.n_rows,
-        op.n_head,
-        op.n_head_kv,
-        n_tiles,
-        d_head,
-        d_value,
+        split.n_tokens,
+        split.n_head,
+        split.n_head_kv,
+        split.n_head_tiles(),
+        n_col_tiles,
+        tiles.lanes,
+        tiles.value_lanes,
+        split.d_head,
+        split.d_value,
         row_words(&op.cache.k.desc()),
         row_words(&op.cache.v.desc()),
-        n_spans,
-        span,
+        split.n_spans,
         Window::word(op.window) as usize,
         usize::from(op.slopes.is_some()),
     ];
@@ -272,11 +336,15 @@ pub(super) fn lower(
         out.plain_or_dummy(op.slopes.as_ref())?,
         partials,
     ];
-    let grid = out.facts().grid(q.n_rows * op.n_head_kv * n_tiles * n_spans);
-    let source = source(formats, d_head, d_value, shared, row);
+    let cache = KvCache {
+        k: HalfLayout::new(&op.cache.k, split.d_head)?,
+        v: HalfLayout::new(&op.cache.v, split.d_value)?,
+    };
+    let source = tiles.source(cache, out.facts());
+    let grid = out.facts().grid(split.n_token_tiles() * split.n_head_blocks() * split.n_spans);
     out.dispatch(&source, &bound, &numbers, grid)?;
     let [_, _, _, _, _, partials] = bound;
-    merge(op, [partials, batch], quantized.as_ref(), [n_spans, span, d_value], out)?;
+    merge(op, [partials, batch], quantized.as_ref(), &split, out)?;
     Ok(quantized)
 }
 
@@ -284,7 +352,7 @@ fn merge(
     op: &Attention<Tensor>,
     [partials, batch]: [Span; 2],
     quantized: Option<&Span>,
-    [n_spans, span, d_value]: [usize; 3],
+    split: &AttentionSplit,
     out: &mut Lowering<'_>,
 ) -> Result<()> {
     let n_rows = op.q.desc().n_rows;
@@ -292,9 +360,8 @@ fn merge(
         op.batch.shape.max_tokens,
         n_rows,
         op.n_head,
-        d_value,
-        n_spans,
-        span,
+        split.d_value,
+        split.n_spans,
         Window::word(op.window) as usize,
         usize::from(op.sinks.is_some()),
         usize::from(quantized.is_some()),
@@ -311,8 +378,11 @@ fn merge(
 #[cfg(test)]
 mod tests {
     use hal::op::KV_FORMATS;
+    use hal::{Batch, BatchShape};
 
+    use super::super::rope::rope_store;
     use super::*;
+    use crate::facts::Tuning;
     use crate::translate::{sizes, translate};
 
     #[test]
@@ -320,29 +390,88 @@ mod tests {
         for [flat, row] in sizes() {
             for (i, &k) in KV_FORMATS.iter().enumerate() {
                 for v in [k, KV_FORMATS[(i + 1) % KV_FORMATS.len()]] {
-                    for name in ["store_kv", "rope_store"] {
-                        let store = store_sources(name, KvCache { k, v }).set("FLAT", flat);
-                        let store = store.set("ROW", row);
+                    let formats = KvCache { k, v };
+                    for store in [store_sources("store_kv", formats), rope_store(formats)] {
+                        let store = store.set("FLAT", flat).set("ROW", row);
                         translate(&store, false).unwrap_or_else(|error| panic!("{k} {v}: {error}"));
-                    }
-                    for (d_head, d_value, shared) in [(64, 64, 1), (6, 5, 2), (192, 128, 7)] {
-                        let formats = KvCache { k, v };
-                        let text = source(formats, d_head, d_value, shared, row as usize);
-                        translate(&text, false).unwrap_or_else(|error| panic!("{k} {v}: {error}"));
                     }
                 }
             }
         }
     }
 
+    /// Heads of all kinds, in rows that are aligned for wide loads and in others.
     #[test]
-    fn spans_cover_every_position_and_do_not_depend_on_the_tokens() {
-        for max_blocks in [1, 7, 8, 9, 1000, 40_000] {
-            let shape = BatchShape { max_tokens: 32, max_seqs: 1, max_blocks };
-            let (n, span) = spans(&shape, 1);
-            assert!(n * span >= max_blocks * KV_BLOCK && n <= MAX_SPANS);
-            assert_eq!(spans(&shape, SPLIT_TOKENS), (n, span));
-            assert_eq!(spans(&shape, SPLIT_TOKENS + 1).0, 1);
+    fn attention_translates_for_every_cache() {
+        for tuning in Tuning::classes() {
+            let facts = Facts {
+                limits: wgpu::Limits::default(),
+                tuning,
+                subgroup_size: None,
+                max_work: u64::MAX,
+            };
+            for &format in KV_FORMATS {
+                for (n_tokens, d_head, d_value, shared) in
+                    [(1, 64, 64, 1), (3, 6, 5, 2), (1, 576, 512, 9), (20, 192, 128, 2)]
+                {
+                    let op = op(n_tokens, [d_head, d_value], [shared, 1]);
+                    let tiles = Tiles::new(&op, &facts).unwrap();
+                    assert!(tiles.split.heads * tiles.split.tokens <= tuning.queries as usize);
+                    for aligned in [false, true] {
+                        let half = |d| HalfLayout { format, d, aligned };
+                        let cache = KvCache { k: half(d_head), v: half(d_value) };
+                        let source = tiles.source(cache, &facts);
+                        translate(&source, false)
+                            .unwrap_or_else(|error| panic!("{format} {d_head}: {error}"));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Heads that do not fit share no workgroup; one that does not fit alone is refused.
+    #[test]
+    fn the_workgroup_memory_limits_the_queries() {
+        let facts = Facts {
+            limits: wgpu::Limits::default(),
+            tuning: Tuning::of(0, false),
+            subgroup_size: None,
+            max_work: u64::MAX,
+        };
+        let heads = |d_head| {
+            let tiles = Tiles::new(&op(1, [d_head, 64], [8, 1]), &facts);
+            tiles.map(|tiles| tiles.split.heads)
+        };
+        assert_eq!(
+            [64, 256, 576, 1024, 8192].map(heads),
+            [Some(8), Some(8), Some(4), Some(2), None]
+        );
+        let refused = plan(&op(1, [8192, 64], [8, 1]), &facts);
+        assert!(
+            matches!(&refused, Plan::No(reason) if reason.contains("16384 bytes")),
+            "{refused:?}"
+        );
+    }
+
+    fn op(
+        n_tokens: usize,
+        [d_head, d_value]: [usize; 2],
+        [n_head, n_head_kv]: [usize; 2],
+    ) -> Attention<TensorDesc> {
+        let desc = |n_rows, n_cols| TensorDesc::new(n_rows, n_cols, Format::F32);
+        let shape = BatchShape { max_tokens: 64, max_seqs: 1, max_blocks: 8 };
+        Attention {
+            q: desc(n_tokens, n_head * d_head),
+            cache: KvCache { k: desc(256, n_head_kv * d_head), v: desc(256, n_head_kv * d_value) },
+            batch: Batch { words: desc(1, shape.n_words()), shape },
+            slopes: None,
+            sinks: None,
+            y: desc(n_tokens, n_head * d_value),
+            n_head,
+            n_head_kv,
+            scale: 1.0,
+            window: None,
+            softcap: 0.0,
         }
     }
 }

@@ -1,13 +1,13 @@
 //! Emits the steps that `lower` chooses: what this backend's shaders can fuse, and the dispatches of
 //! each step.
 
-use hal::op::{MatMul, Norm};
-use hal::{Bytes, Op, Plan, Result, Tensor};
-use lower::{EarlierResults, Emit, FusedNorm, NormReader, RopeStore, Step};
+use hal::op::{Attention, MatMul, Norm, SparseFfn};
+use hal::{Bytes, Op, Operand, Plan, Result, Tensor};
+use lower::{EarlierResults, Emit, FusedWork, RopeStore};
 
-use super::norm::{self, FusedWork};
-use super::{attention, plan, rope, weights};
-use crate::buffer::Span;
+use super::{attention, norm, plan, rope, weights};
+use crate::buffer::{Span, plain};
+use crate::error::driver;
 use crate::lowering::Lowering;
 
 impl Emit for Lowering<'_> {
@@ -29,40 +29,47 @@ impl Emit for Lowering<'_> {
         !matches!(plan(&op.to_desc(), self.facts()), Plan::Yes { workspace: Bytes(0), .. })
     }
 
-    fn emit(&mut self, step: &Step<'_>) -> Result<Option<EarlierResults<Span>>> {
-        match step {
-            Step::Norm(fused) => return lower_norm(fused, self),
-            Step::Attention { op, quantize } => {
-                let q = attention::lower(op, *quantize, self)?;
-                return Ok(Some(EarlierResults::new(&op.y, q, None)));
-            }
-            Step::RopeStore(step) => rope::lower_with_store(step, self)?,
-            Step::Products(ops) => weights::lower_together(ops, self)?,
-            Step::Single(op) => super::lower(op, self)?,
+    fn no_span(&self) -> Span {
+        self.dummy()
+    }
+
+    fn workspace(&self, offset: u64, size: u64) -> Result<Span> {
+        match self.whole_workspace()? {
+            Some(whole) if offset + size <= whole.size => Ok(whole.part(offset, size)),
+            _ => Err(driver("compile", "the workspace is smaller than planned")),
         }
-        Ok(None)
+    }
+
+    fn before_ffn(&self, op: &SparseFfn<Tensor>) -> Result<FusedWork<'static, Span>> {
+        weights::before_ffn(op, self)
+    }
+
+    fn norm(&mut self, norm: &Norm<Tensor>, fused: &FusedWork<'_, Span>) -> Result<()> {
+        norm::lower(norm, fused, self)
+    }
+
+    fn attention(&mut self, op: &Attention<Tensor>, quantize: bool) -> Result<Option<Span>> {
+        attention::lower(op, quantize, self)
+    }
+
+    fn rope_store(&mut self, step: &RopeStore<'_>) -> Result<()> {
+        rope::lower_with_store(step, self)
+    }
+
+    fn products(&mut self, ops: &[&MatMul<Tensor>]) -> Result<()> {
+        weights::lower_together(ops, self)
+    }
+
+    fn quantize(&mut self, x: &Tensor, q: &Span) -> Result<()> {
+        let desc = x.desc();
+        weights::quantize(&plain(x)?, desc.n_rows * desc.n_cols, q, None, self)
+    }
+
+    fn single(&mut self, op: &Op) -> Result<()> {
+        super::lower(op, self)
     }
 
     fn earlier(&mut self) -> &mut EarlierResults<Span> {
         Lowering::earlier(self)
     }
-}
-
-/// Lowers a norm and the ops fused with it; returns the results that the norm leaves for the next
-/// op.
-fn lower_norm(
-    fused: &FusedNorm<'_>,
-    out: &mut Lowering<'_>,
-) -> Result<Option<EarlierResults<Span>>> {
-    let add = fused.add.map(|add| &add.a);
-    let mut work = FusedWork { add, ..FusedWork::default() };
-    match fused.reader {
-        NormReader::MatMul(op) => work.quantized = weights::quantized_for_matmul(op, out)?,
-        NormReader::SparseFfn(op) => (work.quantized, work.clear) = weights::before_ffn(op, out)?,
-        NormReader::Other => {}
-    }
-    norm::lower(fused.norm, &work, out)?;
-    let initialised = work.clear.map(|clear| clear.span);
-    Ok((work.quantized.is_some() || initialised.is_some())
-        .then(|| EarlierResults::new(&fused.norm.y, work.quantized, initialised)))
 }

@@ -15,7 +15,7 @@ use hal::{Op, OpDesc, Plan, Result};
 use crate::facts::Facts;
 use crate::lowering::Lowering;
 pub(crate) use handoff::{PostCopies, merge};
-use norm::FusedWork;
+use lower::FusedWork;
 
 /// Whether a device with these facts can run this op.
 pub(crate) fn plan(op: &OpDesc, facts: &Facts) -> Plan {
@@ -97,6 +97,7 @@ mod tests {
             for name in names.into_iter().chain(more).chain(["attention_merge"]) {
                 for shared in [false, true] {
                     let source = Source::new(name).set("FLAT", flat).set("ROW", row);
+                    let source = source.include("q", "lib/rotate");
                     translate(&source, shared).unwrap_or_else(|error| panic!("{name}: {error}"));
                 }
             }

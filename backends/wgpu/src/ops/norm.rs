@@ -2,24 +2,13 @@
 
 use hal::op::{Norm, NormKind};
 use hal::{Operand, Plan, Result, Tensor, TensorDesc};
+use lower::FusedWork;
 
 use super::elementwise::plan_bindings;
-use super::weights::WordFill;
 use crate::buffer::{Span, plain};
 use crate::facts::Facts;
 use crate::lowering::Lowering;
 use crate::shader::Source;
-
-/// Work fused into a norm.
-#[derive(Clone, Debug, Default)]
-pub(super) struct FusedWork<'a> {
-    /// Added to x before the norm.
-    pub(super) add: Option<&'a Tensor>,
-    /// Destination of the result in Q8 blocks. The runs are whole blocks.
-    pub(super) quantized: Option<Span>,
-    /// Words to initialise.
-    pub(super) clear: Option<WordFill>,
-}
 
 pub(super) fn plan(op: &Norm<TensorDesc>, facts: &Facts) -> Plan {
     plan_bindings(&[("x", &op.x)], facts)
@@ -32,7 +21,7 @@ pub(super) fn is_blocks(op: &Norm<Tensor>) -> bool {
 
 pub(super) fn lower(
     op: &Norm<Tensor>,
-    fused: &FusedWork<'_>,
+    fused: &FusedWork<'_, Span>,
     out: &mut Lowering<'_>,
 ) -> Result<()> {
     let desc = op.x.desc();

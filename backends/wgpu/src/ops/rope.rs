@@ -1,8 +1,9 @@
 //! Rotary position embedding.
 
-use hal::op::{Pairing, Rope};
+use hal::format::Format;
+use hal::op::Rope;
 use hal::{KvCache, Operand, Plan, Result, Tensor, TensorDesc};
-use lower::RopeStore;
+use lower::{RopePairs, RopeStore};
 
 use super::attention::{row_words, store_sources, values_per_store};
 use super::elementwise::{each_value_u32, plan_bindings};
@@ -19,22 +20,19 @@ pub(super) fn plan(op: &Rope<TensorDesc>, facts: &Facts) -> Plan {
 pub(super) fn lower(op: &Rope<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
     let desc = op.x.desc();
     let n_head = desc.n_cols / op.d_head;
-    let [n_pairs, step, other] = pairs(op);
+    let RopePairs { n: n_pairs, step, distance: other } = RopePairs::of(op);
     let sizes =
         [op.batch.shape.max_tokens, desc.n_rows, n_head, op.d_head, op.first, n_pairs, step, other];
     let mut numbers: Vec<u32> = sizes.iter().map(|&n| n as u32).collect();
     numbers.push(op.scale.to_bits());
     let spans = [plain(&op.freqs)?, plain(&op.batch.words)?, plain(&op.x)?];
-    each_value_u32(Source::new("rope"), desc.n_rows * n_head * n_pairs, &spans, &numbers, out)
-}
-
-/// Number of pairs per head, distance between pairs, and distance between the two values of a pair.
-fn pairs(op: &Rope<Tensor>) -> [usize; 3] {
-    let n_pairs = op.n_rot / 2;
-    match op.pairing {
-        Pairing::Adjacent => [n_pairs, 2, 1],
-        Pairing::Halves => [n_pairs, 1, n_pairs],
-    }
+    each_value_u32(
+        Source::new("rope").include("q", "lib/rotate"),
+        desc.n_rows * n_head * n_pairs,
+        &spans,
+        &numbers,
+        out,
+    )
 }
 
 /// The sizes of a key head and of a value head, in invocations that store them; `None` if an
@@ -56,6 +54,12 @@ pub(super) fn stores_heads(step: &RopeStore<'_>) -> bool {
     stores(step).is_some()
 }
 
+/// The shader that rotates, and stores keys and values of these formats.
+pub(super) fn rope_store(formats: KvCache<Format>) -> Source {
+    let source = store_sources("rope_store", formats);
+    source.include("q", "lib/rotate").include("k", "lib/rotate")
+}
+
 /// Lowers both rotations and the store to one dispatch.
 pub(super) fn lower_with_store(step: &RopeStore<'_>, out: &mut Lowering<'_>) -> Result<()> {
     let RopeStore { q, k, store } = step;
@@ -64,7 +68,7 @@ pub(super) fn lower_with_store(step: &RopeStore<'_>, out: &mut Lowering<'_>) -> 
     };
     let (n_rows, halves) = (q.x.desc().n_rows, store.cache.map(&mut |half| half.desc()));
     let [n_head, n_head_kv] = [q.x.desc().n_cols / q.d_head, step.n_head_kv()];
-    let [n_pairs, distance, other] = pairs(q);
+    let RopePairs { n: n_pairs, step, distance: other } = RopePairs::of(q);
     let sizes = [
         q.batch.shape.max_tokens,
         n_rows,
@@ -73,7 +77,7 @@ pub(super) fn lower_with_store(step: &RopeStore<'_>, out: &mut Lowering<'_>) -> 
         q.d_head,
         q.first,
         n_pairs,
-        distance,
+        step,
         other,
         k.x.desc().n_cols,
         store.v.desc().n_cols,
@@ -94,7 +98,7 @@ pub(super) fn lower_with_store(step: &RopeStore<'_>, out: &mut Lowering<'_>) -> 
         plain(&store.cache.k)?,
         plain(&store.cache.v)?,
     ];
-    let source = store_sources("rope_store", halves.map(&mut |half| half.format));
+    let source = rope_store(halves.map(&mut |half| half.format));
     let source = source.set("ROW", out.facts().tuning.row);
     let grid = out.facts().grid(n_rows * (n_head + n_head_kv));
     out.dispatch(&source, &spans, &numbers, grid)

@@ -2,9 +2,10 @@
 
 use hal::op::{Route, Scoring};
 use hal::{Bytes, Operand, Plan, Result, Tensor, TensorDesc};
+use lower::{Scratch, route_scratch};
 
 use super::elementwise::plan_bindings;
-use super::weights::{products, products_workspace, refuse_products};
+use super::weights::{products, refuse_products};
 use crate::buffer::plain;
 use crate::facts::Facts;
 use crate::lowering::Lowering;
@@ -15,11 +16,6 @@ const MAX_EXPERTS: usize = 4096;
 
 /// Maximum number of groups of experts that `route.wgsl` can rank.
 const MAX_GROUPS: usize = 64;
-
-/// Offset of the products in the workspace, after the scratch memory of their computation.
-fn products_at(w: &TensorDesc, n_tokens: usize) -> u64 {
-    products_workspace(w, n_tokens).next_multiple_of(256)
-}
 
 pub(super) fn plan(op: &Route<TensorDesc>, facts: &Facts) -> Plan {
     if op.w.n_rows > MAX_EXPERTS {
@@ -36,9 +32,9 @@ pub(super) fn plan(op: &Route<TensorDesc>, facts: &Facts) -> Plan {
     match plan_bindings(&[("x", &op.x), ("weights", &op.weights)], facts) {
         Plan::No(reason) => Plan::No(reason),
         Plan::Yes { slow, .. } => {
-            let products = 4 * (op.x.n_rows * op.w.n_rows) as u64;
-            let workspace = Bytes(products_at(&op.w, op.x.n_rows) + products);
-            Plan::Yes { workspace, slow }
+            let mut scratch = Scratch::default();
+            route_scratch(&op.w, op.x.n_rows, &mut scratch);
+            Plan::Yes { workspace: Bytes(scratch.bytes()), slow }
         }
     }
 }
@@ -48,10 +44,10 @@ pub(super) fn lower(op: &Route<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
     if n_tokens == 0 {
         return Ok(());
     }
-    let size = 4 * (n_tokens * w.n_rows) as u64;
-    let scores = out.workspace(products_at(&w, n_tokens), size)?;
+    let [q8, scores] = route_scratch(&w, n_tokens, &mut Scratch::default());
+    let (q8, scores) = (q8.span(out)?, scores.span(out)?);
     let x = plain(&op.x)?;
-    products(&op.w, &x, n_tokens, op.bias.as_ref(), scores.clone(), 0, out)?;
+    products(&op.w, &x, n_tokens, op.bias.as_ref(), scores.clone(), q8, out)?;
     let scoring = match op.scoring {
         Scoring::Softmax => 0,
         Scoring::Sigmoid => 1,

@@ -4,14 +4,14 @@ use hal::format::TransposedLayout;
 use hal::{Operand, Tensor};
 
 use super::is_transposed;
-use crate::buffer::ReadView;
+use crate::buffer::{ReadView, WeightRows};
 use crate::kernels::Context;
 use simd::{SumRowsFn, TransposedFn};
 
 #[derive(Debug)]
 pub(super) enum DownByNeuron {
     /// The file stores one row per neuron.
-    Rows { rows: ReadView<u8>, sum: SumRowsFn },
+    Rows { rows: WeightRows, sum: SumRowsFn },
     /// The matrix of the file, transposed at import.
     Transposed { layout: TransposedLayout, bytes: ReadView<u8>, first: u32, sum: TransposedFn },
 }
@@ -24,7 +24,7 @@ impl DownByNeuron {
             let first = first as u32;
             Self::Transposed { layout, bytes, first, sum: context.simd.transposed(format) }
         } else {
-            Self::Rows { rows: context.bind.read(tensor), sum: context.simd.sum_rows(format) }
+            Self::Rows { rows: context.bind.weights(tensor), sum: context.simd.sum_rows(format) }
         }
     }
 

@@ -146,7 +146,7 @@ impl Projection<'_> {
     ) {
         let mut all = [[0.0; N]; SLICE];
         // Few enough rows per pass that they stay in the L1 cache for all tokens.
-        let pass_rows = rows_per_chunk(self.weight.rows.n_cols());
+        let pass_rows = rows_per_chunk(self.weight.rows.row_bytes());
         for number in 0..rows.len().div_ceil(pass_rows) {
             let some = nth_range(number, pass_rows, rows.len());
             let ids = RowIds::From(rows.start + some.start);

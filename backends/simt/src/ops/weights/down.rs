@@ -5,12 +5,11 @@ use hal::format::Code;
 use hal::op::{Down, ExpertRanges, SparseFfn};
 use hal::{Operand, Result, Tensor, TensorDesc};
 use layout::is_transposed_quantised;
-use lower::takes_q8;
+use lower::{FEW_TOKENS, Scratch, ScratchRange, quantizes_h, takes_q8};
 
+use super::BLOCK;
 use super::matmul::{ExpertTokens, Product, quantize};
 use super::operand::Weight;
-use super::scratch::{Scratch, ScratchRange};
-use super::{BLOCK, FEW};
 use crate::buffer::{Span, plain};
 use crate::driver::Arg;
 use crate::facts::Facts;
@@ -40,7 +39,7 @@ const ACROSS_ROWS: usize = 2;
 /// slices, as many as it takes to fill the device.
 fn slice(n_rows: usize, n_out: usize, n_tokens: usize, facts: &Facts) -> usize {
     let n_slices = match n_tokens {
-        0..=FEW => MAX_SLICES,
+        0..=FEW_TOKENS => MAX_SLICES,
         _ => {
             let tiles = n_out.div_ceil(TILE_COLUMNS) * n_tokens.div_ceil(TILE_TOKENS);
             (2 * facts.n_units as usize / tiles.max(1)).clamp(1, 8)
@@ -76,7 +75,7 @@ impl DownScratch {
         let across = op.orientation == Down::AcrossNeurons;
         match &op.experts {
             _ if across => n_slices = 1,
-            Some(experts) if n_tokens <= FEW => {
+            Some(experts) if n_tokens <= FEW_TOKENS => {
                 let most = experts.rows().map(|rows| rows.len()).max().unwrap_or(0);
                 at_once = n_tokens.min(EXPERT_TOKENS);
                 slices_per_expert = EXPERT_SLICES;
@@ -86,8 +85,7 @@ impl DownScratch {
             }
             None | Some(_) => {}
         }
-        let quantized = across && takes_q8(op.down.format);
-        let q8 = scratch.q8(if quantized { n_tokens * n_rows } else { 0 });
+        let q8 = scratch.q8(if quantizes_h(op) { n_tokens * n_rows } else { 0 });
         DownScratch {
             q8,
             partial: scratch.words(n_slices * at_once * n_out),
@@ -116,8 +114,8 @@ impl DownProjection<'_> {
     pub(super) fn lower(&self, out: &mut Lowering<'_>) -> Result<()> {
         // The last tokens of a prefill step take the prefill path even if they are few, because
         // scratch memory is planned only for that path.
-        let many =
-            self.n_tokens > FEW || self.op.experts.is_some() && self.ranges.slices_per_expert == 0;
+        let many = self.n_tokens > FEW_TOKENS
+            || self.op.experts.is_some() && self.ranges.slices_per_expert == 0;
         match (self.op.orientation, &self.op.experts) {
             (Down::ByNeuron, _) if many => self.by_neuron_many(out)?,
             (Down::ByNeuron, Some(_)) if self.n_tokens > EXPERT_TOKENS => {

@@ -2,81 +2,39 @@
 
 use hal::op::{Down, ExpertRanges, SparseFfn};
 use hal::{Operand, Result, Tensor, TensorDesc};
-use lower::takes_q8;
+use lower::{ExpertScratch, ExpertSizes, Scratch, ScratchRange, quantizes_x, takes_q8};
 
 use super::BLOCK;
 use super::down::{DownMany, expert_weights, tokens};
-use super::ffn::{quantizes_x, rule_args};
+use super::ffn::rule_args;
 use super::matmul::{ExpertTokens, Product, quantize};
 use super::operand::Weight;
-use super::scratch::{Scratch, ScratchRange};
 use crate::buffer::{Span, plain};
 use crate::lowering::{Lowering, ptr, word};
 use crate::units::Unit;
 
-/// Maximum number of tokens processed at once, and of (token, expert) pairs. Both bound the scratch
-/// memory for neuron values.
-const CHUNK_TOKENS: usize = 256;
-const MAX_PAIRS: usize = 4096;
 /// Rows per thread of `experts_hidden`.
 const ROWS_EACH: usize = 4;
 
-fn chunk_tokens(experts: &ExpertRanges) -> usize {
-    CHUNK_TOKENS.min(MAX_PAIRS / experts.n_used.max(1)).max(1)
-}
-
-/// Sizes of an op, for a chunk of its tokens.
-struct Sizes {
-    n_tokens: usize,
-    n_expert: usize,
-    n_used: usize,
-    n_pairs: usize,
-    /// Maximum number of rows of an expert.
-    max_rows: usize,
-}
-
-impl Sizes {
-    fn new(n_tokens: usize, experts: &ExpertRanges) -> Sizes {
-        let n_tokens = n_tokens.min(chunk_tokens(experts));
-        let max_rows = experts.rows().map(|rows| rows.len()).max().unwrap_or(0);
-        let (n_expert, n_used) = (experts.n_expert(), experts.n_used);
-        Sizes { n_tokens, n_expert, n_used, n_pairs: n_tokens * n_used, max_rows }
-    }
-}
-
-pub(super) struct ExpertScratch {
-    q8: ScratchRange,
+/// Scratch memory for the pairs of a token and an expert.
+pub(super) struct ExpertPairs {
     /// Index of each expert's first pair, then one word per pair (`kernels-cuda/experts.cu`).
     pairs: ScratchRange,
     token_pairs: ScratchRange,
     flags: ScratchRange,
-    counts: ScratchRange,
-    tests: ScratchRange,
-    ups: ScratchRange,
-    h_q8: ScratchRange,
-    partial: ScratchRange,
 }
 
-impl ExpertScratch {
+impl ExpertPairs {
     pub(super) fn new(
         op: &SparseFfn<TensorDesc>,
         experts: &ExpertRanges,
         scratch: &mut Scratch,
-    ) -> ExpertScratch {
-        let sizes = Sizes::new(op.x.n_rows, experts);
-        let n_h = sizes.n_pairs * sizes.max_rows;
-        let quantized = quantizes_x(op.gate.as_ref().map(|gate| gate.format), op.up.format);
-        let quantized_h = op.orientation == Down::AcrossNeurons && takes_q8(op.down.format);
-        ExpertScratch {
-            q8: scratch.q8(if quantized { sizes.n_tokens * op.x.n_cols } else { 0 }),
+    ) -> ExpertPairs {
+        let sizes = ExpertSizes::new(op.x.n_rows, experts);
+        ExpertPairs {
             pairs: scratch.words(sizes.n_expert + 1 + sizes.n_pairs),
             token_pairs: scratch.words(sizes.n_pairs),
             flags: scratch.words(sizes.n_tokens * sizes.n_expert),
-            counts: scratch.words(sizes.n_tokens),
-            tests: scratch.words(n_h),
-            ups: scratch.words(if op.gate.is_some() { n_h } else { 0 }),
-            h_q8: scratch.q8(if quantized_h { n_h } else { 0 }),
-            partial: scratch.words(sizes.n_pairs * op.y.n_cols),
         }
     }
 }
@@ -84,7 +42,7 @@ impl ExpertScratch {
 pub(super) fn lower_experts(
     op: &SparseFfn<Tensor>,
     experts: &ExpertRanges,
-    ranges: &ExpertScratch,
+    (ranges, lists): (&ExpertScratch, &ExpertPairs),
     starts: Span,
     out: &mut Lowering<'_>,
 ) -> Result<()> {
@@ -102,9 +60,9 @@ pub(super) fn lower_experts(
         Down::ByNeuron => Span::NONE,
         Down::AcrossNeurons => out.constants(&outputs.collect::<Vec<u32>>())?,
     };
-    for first_token in (0..n_tokens).step_by(chunk_tokens(experts)) {
-        let sizes = Sizes::new(n_tokens - first_token, experts);
-        Experts { op, ranges, starts, rows, outputs, sizes, first_token }.lower(out)?;
+    for first_token in (0..n_tokens).step_by(ExpertSizes::chunk_tokens(experts)) {
+        let sizes = ExpertSizes::new(n_tokens - first_token, experts);
+        Experts { op, ranges, lists, starts, rows, outputs, sizes, first_token }.lower(out)?;
     }
     Ok(())
 }
@@ -112,12 +70,13 @@ pub(super) fn lower_experts(
 struct Experts<'a> {
     op: &'a SparseFfn<Tensor>,
     ranges: &'a ExpertScratch,
+    lists: &'a ExpertPairs,
     starts: Span,
     /// Begin and end of each expert's rows.
     rows: Span,
     /// Begin and end of each expert's rows of the down projection, if that has one row per output.
     outputs: Span,
-    sizes: Sizes,
+    sizes: ExpertSizes,
     first_token: usize,
 }
 
@@ -154,7 +113,7 @@ impl Experts<'_> {
 
     /// One word per pair, after the indices of the experts' first pairs.
     fn pair_words(&self, out: &Lowering<'_>) -> Result<Span> {
-        let pairs = self.ranges.pairs.span(out)?;
+        let pairs = self.lists.pairs.span(out)?;
         let skipped = 4 * (self.sizes.n_expert + 1) as u64;
         Ok(pairs.part(skipped, pairs.size - skipped))
     }
@@ -164,10 +123,10 @@ impl Experts<'_> {
         let args = [
             ptr(self.expert_weights()?),
             ptr(self.starts),
-            ptr(self.ranges.pairs.span(out)?),
+            ptr(self.lists.pairs.span(out)?),
             ptr(self.pair_words(out)?),
-            ptr(self.ranges.token_pairs.span(out)?),
-            ptr(self.ranges.flags.span(out)?),
+            ptr(self.lists.token_pairs.span(out)?),
+            ptr(self.lists.flags.span(out)?),
             ptr(self.ranges.counts.span(out)?),
             word(self.sizes.n_expert),
             word(self.sizes.n_tokens),
@@ -183,7 +142,7 @@ impl Experts<'_> {
         max_rows: usize,
         out: &Lowering<'_>,
     ) -> Result<ExpertTokens> {
-        let pairs = self.ranges.pairs.span(out)?;
+        let pairs = self.lists.pairs.span(out)?;
         let n_expert = self.sizes.n_expert;
         Ok(ExpertTokens { pairs, rows, n_expert, max_rows, x_by_pair: false })
     }
@@ -212,7 +171,7 @@ impl Experts<'_> {
             ptr(out.plain_or_null(op.threshold.as_ref())?),
             ptr(self.expert_weights()?),
             ptr(self.starts),
-            ptr(self.ranges.pairs.span(out)?),
+            ptr(self.lists.pairs.span(out)?),
             ptr(self.pair_words(out)?),
             ptr(self.ranges.counts.span(out)?),
             word(sizes.max_rows),
@@ -259,7 +218,7 @@ impl Experts<'_> {
             ptr(self.ranges.partial.span(out)?),
             ptr(out.plain_or_null(op.bias_down.as_ref())?),
             ptr(self.expert_weights()?),
-            ptr(self.ranges.token_pairs.span(out)?),
+            ptr(self.lists.token_pairs.span(out)?),
             ptr(self.ranges.counts.span(out)?),
             ptr(tokens(&op.y, self.first_token, sizes.n_tokens)?),
             ptr(plain(&op.active)?.part(4 * self.first_token as u64, n_active)),

@@ -1,29 +1,25 @@
 //! Feed-forward blocks. In decode the gate comes first, then up and down for the active neurons
 //! only; in prefill, tiles compute all neurons.
 
-use hal::format::Format;
-use hal::op::{Activation, ExpertRanges, FfnKind, Skip, SparseFfn};
+use hal::op::{ExpertRanges, SparseFfn};
 use hal::{Operand, Plan, Result, Rows, Tensor, TensorDesc};
 use layout::stride;
-use lower::takes_q8;
+use lower::{
+    DROPPED, ExpertScratch, FEW_TOKENS, FewScratch, FfnAlgorithm, FfnCodes, FusedWork, ManyScratch,
+    N_COUNTS, Scratch, WordFill, chunk_tokens, quantizes_x, takes_q8,
+};
 
-use super::FEW;
 use super::down::{DownProjection, DownScratch, expert_weights};
-use super::experts::{self, ExpertScratch};
-use super::ffn_many::{ManyScratch, lower_many};
-use super::matmul::{WordFill, quantize};
+use super::experts::{self, ExpertPairs};
+use super::ffn_many::lower_many;
+use super::matmul::quantize;
 use super::operand::{Weight, refusal};
-use super::scratch::{Scratch, ScratchRange};
 use crate::buffer::{Span, plain};
 use crate::driver::Arg;
 use crate::facts::Facts;
 use crate::lowering::{Lowering, ptr, word};
 use crate::units::Unit;
 
-/// Number of words before the neuron values; token `t` counts its active neurons in word `t`.
-const N_COUNTS: usize = 64;
-/// Marks the value of a skipped neuron (`kernels-cuda/lib/ffn.cuh`).
-const DROPPED: u32 = 0x8000_0000;
 /// Maximum number of experts: a thread block lists the used experts in shared memory of fixed size.
 const MAX_EXPERTS: usize = 1024;
 /// Threads per block of `ffn_few`, blocks per multiprocessor (as many as the kernel's registers
@@ -32,41 +28,24 @@ const BLOCK: u32 = 128;
 const PER_UNIT: u32 = 4;
 const NEURONS: usize = 2;
 
-/// How a feed-forward block is computed.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum FfnAlgorithm {
-    /// Gate first, then only the active neurons, up to 16 tokens at a time.
-    Few,
-    /// First the products with all rows of gate and up, then inactive neurons are dropped.
-    Many,
-    /// Like [`Self::Many`], but each expert processes only the tokens that are routed to it.
-    Experts,
-}
-
-impl FfnAlgorithm {
-    fn select(op: &SparseFfn<TensorDesc>) -> FfnAlgorithm {
-        let (cut, many) = (matches!(op.skip, Skip::GaussianCut(_)), op.x.n_rows > FEW);
-        match op.experts {
-            _ if cut => FfnAlgorithm::Many,
-            None if many => FfnAlgorithm::Many,
-            Some(_) if many && matches!(op.rows, Rows::All) => FfnAlgorithm::Experts,
-            None | Some(_) => FfnAlgorithm::Few,
-        }
-    }
+fn select(op: &SparseFfn<TensorDesc>) -> FfnAlgorithm {
+    FfnAlgorithm::select(op, matches!(op.rows, Rows::All))
 }
 
 pub(crate) fn plan_ffn(op: &SparseFfn<TensorDesc>, facts: &Facts) -> Plan {
     let mut scratch = Scratch::default();
-    let algorithm = FfnAlgorithm::select(op);
+    let algorithm = select(op);
     match (algorithm, &op.experts) {
         (FfnAlgorithm::Experts, Some(experts)) => {
-            ExpertScratch::new(op, experts, &mut scratch);
+            ExpertScratch::new(op, experts, 1, &mut scratch);
+            ExpertPairs::new(op, experts, &mut scratch);
         }
         (FfnAlgorithm::Many | FfnAlgorithm::Experts, _) => {
-            ManyScratch::new(op, facts, &mut scratch);
+            ManyScratch::new(op, &mut scratch);
+            DownScratch::new(op, chunk_tokens(op.x.n_rows), facts, &mut scratch);
         }
         (FfnAlgorithm::Few, _) => {
-            FewScratch::new(op, facts, &mut scratch);
+            few_scratch(op, facts, &mut scratch);
         }
     }
     let mut refused = refusal("up", &op.up);
@@ -84,9 +63,8 @@ pub(crate) fn plan_ffn(op: &SparseFfn<TensorDesc>, facts: &Facts) -> Plan {
     if let Some(reason) = refused {
         return Plan::No(reason);
     }
-    let slow = (algorithm == FfnAlgorithm::Few && op.x.n_rows > FEW)
-        .then(|| "experts with row lists process only 16 tokens at a time on GPUs".to_owned());
-    Plan::Yes { workspace: hal::Bytes(scratch.bytes), slow }
+    let slow = algorithm.slow(op).map(str::to_owned);
+    Plan::Yes { workspace: hal::Bytes(scratch.bytes()), slow }
 }
 
 pub(crate) fn lower_ffn(op: &SparseFfn<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
@@ -97,21 +75,25 @@ pub(crate) fn lower_ffn(op: &SparseFfn<Tensor>, out: &mut Lowering<'_>) -> Resul
         Some(experts) => out.constants(&experts.starts)?,
         None => Span::NONE,
     };
-    match (FfnAlgorithm::select(&desc), &op.experts) {
+    match (select(&desc), &op.experts) {
         (FfnAlgorithm::Experts, Some(experts)) => {
-            let ranges = ExpertScratch::new(&desc, experts, &mut Scratch::default());
-            return experts::lower_experts(op, experts, &ranges, starts, out);
+            let scratch = &mut Scratch::default();
+            let ranges = ExpertScratch::new(&desc, experts, 1, scratch);
+            let pairs = ExpertPairs::new(&desc, experts, scratch);
+            return experts::lower_experts(op, experts, (&ranges, &pairs), starts, out);
         }
         (FfnAlgorithm::Many | FfnAlgorithm::Experts, _) => {
-            let ranges = ManyScratch::new(&desc, out.facts(), &mut Scratch::default());
-            return lower_many(op, &ranges, starts, out);
+            let scratch = &mut Scratch::default();
+            let ranges = ManyScratch::new(&desc, scratch);
+            let down = DownScratch::new(&desc, chunk_tokens(desc.x.n_rows), out.facts(), scratch);
+            return lower_many(op, &ranges, down, starts, out);
         }
         (FfnAlgorithm::Few, _) => {}
     }
-    let ranges = FewScratch::new(&desc, out.facts(), &mut Scratch::default());
+    let ranges = few_scratch(&desc, out.facts(), &mut Scratch::default());
     let n_tokens = desc.x.n_rows;
-    for first_token in (0..n_tokens).step_by(FEW) {
-        let n_tokens = FEW.min(n_tokens - first_token);
+    for first_token in (0..n_tokens).step_by(FEW_TOKENS) {
+        let n_tokens = FEW_TOKENS.min(n_tokens - first_token);
         FewTokens { op, ranges: &ranges, starts, first_token, n_tokens }.lower(out)?;
     }
     Ok(())
@@ -122,77 +104,43 @@ pub(crate) fn lower_ffn(op: &SparseFfn<Tensor>, out: &mut Lowering<'_>) -> Resul
 pub(crate) fn before_ffn(
     op: &SparseFfn<Tensor>,
     out: &Lowering<'_>,
-) -> Result<(Option<Span>, Option<WordFill>)> {
+) -> Result<FusedWork<'static, Span>> {
     let hal::Op::SparseFfn(desc) = hal::Op::from(op.clone()).to_desc() else {
         unreachable!("`to_desc` keeps the op's variant")
     };
     let n_tokens = desc.x.n_rows;
-    if FfnAlgorithm::select(&desc) != FfnAlgorithm::Few || n_tokens > FEW {
-        return Ok((None, None));
+    if select(&desc) != FfnAlgorithm::Few || n_tokens > FEW_TOKENS {
+        return Ok(FusedWork::default());
     }
-    let ranges = FewScratch::new(&desc, out.facts(), &mut Scratch::default());
+    let ranges = few_scratch(&desc, out.facts(), &mut Scratch::default());
     let few = FewTokens { op, ranges: &ranges, starts: Span::NONE, first_token: 0, n_tokens };
     let quantized = quantizes_x(desc.gate.map(|gate| gate.format), desc.up.format);
-    let q8 = if quantized { Some(ranges.q8.span(out)?) } else { None };
-    Ok((q8, Some(few.clear(ranges.h.span(out)?))))
+    let q8 = if quantized { Some(ranges.0.q8.span(out)?) } else { None };
+    let clear = Some(few.clear(ranges.0.h.span(out)?));
+    Ok(FusedWork { add: None, quantized: q8, clear })
 }
 
 /// Parameters in the kernels' order: FFN kind, activation, skip rule, factor, slope and limit of the
 /// activation.
 pub(super) fn rule_args(op: &SparseFfn<Tensor>) -> [Arg; 6] {
-    let kind = match op.kind {
-        FfnKind::Plain => 0,
-        FfnKind::Gated => 1,
-        FfnKind::GatedBoth => 2,
-    };
-    let (activation, alpha, slope, cap) = match op.activation {
-        Activation::Relu => (0, 0.0, 0.0, 0.0),
-        Activation::Relu2 => (1, 0.0, 0.0, 0.0),
-        Activation::Silu => (2, 0.0, 0.0, 0.0),
-        Activation::Gelu => (3, 0.0, 0.0, 0.0),
-        Activation::GeluErf => (4, 0.0, 0.0, 0.0),
-        Activation::SwigluOai { alpha, limit } => (5, alpha, 0.0, limit),
-        Activation::SwigluClamped { limit } => (6, 1.0, 0.0, limit),
-        Activation::SiluClamped { limit } => (7, 0.0, 0.0, limit),
-        Activation::XIelu { positive, negative, slope } => (8, positive, slope, negative),
-    };
-    let skip = match op.skip {
-        Skip::Never => 0,
-        Skip::NotPositive => 1,
-        Skip::BelowPerRow => 2,
-        Skip::GaussianCut(_) => 3,
-    };
-    let floats = [alpha, slope, cap].map(Arg::F32);
+    let FfnCodes { kind, activation, parameters, skip } = FfnCodes::of(op);
+    let floats = parameters.map(Arg::F32);
     [Arg::U32(kind), Arg::U32(activation), Arg::U32(skip), floats[0], floats[1], floats[2]]
 }
 
-/// Whether x is needed in Q8 blocks.
-pub(super) fn quantizes_x(gate: Option<Format>, up: Format) -> bool {
-    takes_q8(up) || gate.is_some_and(takes_q8)
-}
-
-struct FewScratch {
-    /// x in Q8 blocks, if gate or up reads that format.
-    q8: ScratchRange,
-    /// Counts of active neurons, then the neuron values.
-    h: ScratchRange,
-    down: DownScratch,
-}
-
-impl FewScratch {
-    fn new(op: &SparseFfn<TensorDesc>, facts: &Facts, scratch: &mut Scratch) -> FewScratch {
-        let n_tokens = op.x.n_rows.min(FEW);
-        let quantized = quantizes_x(op.gate.as_ref().map(|gate| gate.format), op.up.format);
-        let q8 = scratch.q8(if quantized { n_tokens * op.x.n_cols } else { 0 });
-        let h = scratch.words(N_COUNTS + n_tokens * op.up.n_rows);
-        FewScratch { q8, h, down: DownScratch::new(op, n_tokens, facts, scratch) }
-    }
+fn few_scratch(
+    op: &SparseFfn<TensorDesc>,
+    facts: &Facts,
+    scratch: &mut Scratch,
+) -> (FewScratch, DownScratch) {
+    let few = FewScratch::new(op, scratch);
+    (few, DownScratch::new(op, op.x.n_rows.min(FEW_TOKENS), facts, scratch))
 }
 
 /// Up to 16 tokens of an op.
 struct FewTokens<'a> {
     op: &'a SparseFfn<Tensor>,
-    ranges: &'a FewScratch,
+    ranges: &'a (FewScratch, DownScratch),
     starts: Span,
     first_token: usize,
     n_tokens: usize,
@@ -210,12 +158,12 @@ impl FewTokens<'_> {
         let op = self.op;
         let (up, x_desc) = (op.up.desc(), op.x.desc());
         let n_h = self.n_tokens * up.n_rows;
-        let range = self.ranges.h.span(out)?;
+        let range = self.ranges.0.h.span(out)?;
         let clear = self.clear(range);
         let counts = range.part(0, 4 * N_COUNTS as u64);
         let h = range.part(4 * N_COUNTS as u64, 4 * n_h as u64);
         let rows = op.x.rows(self.first_token..self.first_token + self.n_tokens);
-        let (x, q8) = (plain(&rows)?, self.ranges.q8.span(out)?);
+        let (x, q8) = (plain(&rows)?, self.ranges.0.q8.span(out)?);
         let quantized = quantizes_x(op.gate.as_ref().map(|gate| gate.desc().format), up.format);
         let is_quantized = !quantized || out.earlier().quantized(&rows) == Some(q8);
         let is_initialised = out.earlier().take_initialised(&clear.span);
@@ -224,14 +172,14 @@ impl FewTokens<'_> {
             quantize(x, n_values, q8, (!is_initialised).then_some(clear), out);
         }
         self.lower_hidden([x, q8], h, counts, out)?;
-        let (ranges, first_token, n_tokens) = (self.ranges.down, self.first_token, self.n_tokens);
+        let (ranges, first_token, n_tokens) = (self.ranges.1, self.first_token, self.n_tokens);
         DownProjection { op, ranges, first_token, n_tokens, h, counts, starts: self.starts }
             .lower(out)
     }
 
     /// Initial contents of counts and neuron values. If only some rows are processed, the other
     /// neurons are marked as skipped.
-    fn clear(&self, range: Span) -> WordFill {
+    fn clear(&self, range: Span) -> WordFill<Span> {
         let is_sparse = self.op.experts.is_some() || matches!(self.op.rows, Rows::Active(_));
         let n_h = if is_sparse { self.n_tokens * self.op.up.desc().n_rows } else { 0 };
         WordFill { span: range, n: N_COUNTS + n_h, n_zero: N_COUNTS, word: DROPPED }

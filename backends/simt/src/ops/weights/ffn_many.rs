@@ -2,72 +2,35 @@
 //! depends on all test values of a token.
 
 use hal::op::{ExpertRanges, Skip, SparseFfn};
-use hal::{Operand, Result, Rows, Tensor, TensorDesc};
-use lower::takes_q8;
+use hal::{Operand, Result, Rows, Tensor};
+use lower::{ManyScratch, WordFill, chunk_tokens, quantizes_x, takes_q8};
 
 use super::BLOCK;
 use super::down::{DownProjection, DownScratch, expert_weights, tokens};
-use super::ffn::{quantizes_x, rule_args};
-use super::matmul::{Product, WordFill, quantize};
+use super::ffn::rule_args;
+use super::matmul::{Product, quantize};
 use super::operand::Weight;
-use super::scratch::{Scratch, ScratchRange};
 use crate::buffer::{Span, plain};
 use crate::driver::Arg;
-use crate::facts::Facts;
 use crate::lowering::{Lowering, ptr, word};
 use crate::units::Unit;
 
-/// Maximum number of tokens processed at once, which bounds the scratch memory for neuron values.
-const CHUNK_TOKENS: usize = 256;
 /// Rows per thread of `ffn_hidden`.
 const ROWS_EACH: usize = 4;
-
-pub(super) struct ManyScratch {
-    q8: ScratchRange,
-    /// The row list's membership bits, indexed by row.
-    mask: ScratchRange,
-    counts: ScratchRange,
-    cuts: ScratchRange,
-    tests: ScratchRange,
-    ups: ScratchRange,
-    down: DownScratch,
-}
-
-impl ManyScratch {
-    pub(super) fn new(
-        op: &SparseFfn<TensorDesc>,
-        facts: &Facts,
-        scratch: &mut Scratch,
-    ) -> ManyScratch {
-        let (n, n_rows) = (op.x.n_rows.min(CHUNK_TOKENS), op.up.n_rows);
-        let quantized = quantizes_x(op.gate.as_ref().map(|gate| gate.format), op.up.format);
-        let words = match &op.rows {
-            Rows::All => 0,
-            Rows::Active(set) => set.members.n_cols,
-        };
-        ManyScratch {
-            q8: scratch.q8(if quantized { n * op.x.n_cols } else { 0 }),
-            mask: scratch.words(n_rows * words),
-            counts: scratch.words(n),
-            cuts: scratch.words(n),
-            tests: scratch.words(n * n_rows),
-            ups: scratch.words(if op.gate.is_some() { n * n_rows } else { 0 }),
-            down: DownScratch::new(op, n, facts, scratch),
-        }
-    }
-}
 
 pub(super) fn lower_many(
     op: &SparseFfn<Tensor>,
     ranges: &ManyScratch,
+    down: DownScratch,
     starts: Span,
     out: &mut Lowering<'_>,
 ) -> Result<()> {
     let n_tokens = op.x.desc().n_rows;
+    let chunk = chunk_tokens(n_tokens).max(1);
     mask(op, ranges, out)?;
-    for first_token in (0..n_tokens).step_by(CHUNK_TOKENS) {
-        let n_tokens = CHUNK_TOKENS.min(n_tokens - first_token);
-        ManyTokens { op, ranges, starts, first_token, n_tokens }.lower(out)?;
+    for first_token in (0..n_tokens).step_by(chunk) {
+        let n_tokens = chunk.min(n_tokens - first_token);
+        ManyTokens { op, ranges, down, starts, first_token, n_tokens }.lower(out)?;
     }
     Ok(())
 }
@@ -97,6 +60,7 @@ fn mask(op: &SparseFfn<Tensor>, ranges: &ManyScratch, out: &mut Lowering<'_>) ->
 struct ManyTokens<'a> {
     op: &'a SparseFfn<Tensor>,
     ranges: &'a ManyScratch,
+    down: DownScratch,
     starts: Span,
     first_token: usize,
     n_tokens: usize,
@@ -131,7 +95,7 @@ impl ManyTokens<'_> {
             self.lower_cut_off(factor, tests, out)?;
         }
         self.lower_hidden(tests, ups, counts, out)?;
-        let (ranges, first_token) = (self.ranges.down, self.first_token);
+        let (ranges, first_token) = (self.down, self.first_token);
         DownProjection { op, ranges, first_token, n_tokens, h: tests, counts, starts: self.starts }
             .lower(out)
     }

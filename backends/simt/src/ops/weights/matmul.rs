@@ -2,11 +2,10 @@
 
 use hal::op::MatMul;
 use hal::{Operand, Plan, Result, Tensor, TensorDesc};
-use lower::takes_q8;
+use lower::{FEW_TOKENS, Scratch, WordFill, products_scratch, quantized_x, takes_q8};
 
 use super::operand::{Weight, refusal};
-use super::scratch::Scratch;
-use super::{BLOCK, FEW, plan_of};
+use super::{BLOCK, plan_of};
 use crate::buffer::{Span, plain};
 use crate::facts::Facts;
 use crate::lowering::{Lowering, ptr, word};
@@ -24,18 +23,14 @@ const SMALL_TILE_ROWS: usize = 32;
 const SMALL_FLOAT_TILE_ROWS: usize = 64;
 
 pub(crate) fn plan_matmul(op: &MatMul<TensorDesc>, _facts: &Facts) -> Plan {
-    plan_of(refuse_products(&op.w), products_workspace(&op.w, op.x.n_rows))
+    let mut scratch = Scratch::default();
+    products_scratch(&op.w, op.x.n_rows, &mut scratch);
+    plan_of(refuse_products(&op.w), scratch.bytes())
 }
 
 /// Why products with a weight are not supported; `None` if they are.
 pub(crate) fn refuse_products(w: &TensorDesc) -> Option<String> {
     refusal("w", w)
-}
-
-pub(crate) fn products_workspace(w: &TensorDesc, n_tokens: usize) -> u64 {
-    let mut scratch = Scratch::default();
-    scratch.q8(if takes_q8(w.format) { n_tokens * w.n_cols } else { 0 });
-    scratch.bytes
 }
 
 pub(crate) fn lower_matmul(op: &MatMul<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
@@ -46,22 +41,20 @@ pub(crate) fn lower_matmul(op: &MatMul<Tensor>, out: &mut Lowering<'_>) -> Resul
     Ok(())
 }
 
-/// `y[t, i] = w[i] . x[t] + bias[i]`. The workspace from byte `scratch` on (a multiple of 256)
-/// holds x in Q8 blocks.
+/// `y[t, i] = w[i] . x[t] + bias[i]`. `q8` is the scratch memory for x in Q8 blocks.
 pub(crate) fn products(
     w: &Tensor,
     mut x: Span,
     n_tokens: usize,
     bias: Option<&Tensor>,
     y: Span,
-    scratch: u64,
+    q8: Span,
     out: &mut Lowering<'_>,
 ) -> Result<()> {
     let n_values = n_tokens * w.desc().n_cols;
     if takes_q8(w.desc().format) {
-        let q = Scratch::starting_at(scratch).q8(n_values).span(out)?;
-        quantize(x, n_values, q, None, out);
-        x = q;
+        quantize(x, n_values, q8, None, out);
+        x = q8;
     }
     let weight = Weight::new(w)?;
     let bias = out.plain_or_null(bias)?;
@@ -69,30 +62,9 @@ pub(crate) fn products(
     Ok(())
 }
 
-/// The x of a product as the kernel reads it. Quantised values are at the beginning of the
-/// workspace, which `MatMul` uses for nothing else, unless an earlier launch left them elsewhere.
+/// The x of a product as the kernel reads it.
 fn input(op: &MatMul<Tensor>, out: &mut Lowering<'_>) -> Result<Span> {
-    let x = plain(&op.x)?;
-    let Some(q) = quantized_for_matmul(op, out)? else { return Ok(x) };
-    if let Some(earlier) = out.earlier().quantized(&op.x) {
-        return Ok(earlier);
-    }
-    quantize(x, op.x.desc().n_rows * op.x.desc().n_cols, q, None, out);
-    out.earlier().set_quantized(&op.x, q);
-    Ok(q)
-}
-
-/// Where a product expects its x in Q8 blocks; `None` if the product reads F32.
-pub(crate) fn quantized_for_matmul(
-    op: &MatMul<Tensor>,
-    out: &Lowering<'_>,
-) -> Result<Option<Span>> {
-    let desc = op.x.desc();
-    if takes_q8(op.w.desc().format) {
-        Scratch::default().q8(desc.n_rows * desc.n_cols).span(out).map(Some)
-    } else {
-        Ok(None)
-    }
+    quantized_x(op, out)?.map_or_else(|| plain(&op.x), Ok)
 }
 
 /// Maximum number of matrices of `matmul_three`.
@@ -124,22 +96,12 @@ pub(crate) fn lower_together(ops: &[&MatMul<Tensor>], out: &mut Lowering<'_>) ->
     Ok(())
 }
 
-/// Words that a quantisation or norm launch also sets: `n` of them, the first `n_zero` to 0 and the
-/// others to `word`.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct WordFill {
-    pub(crate) span: Span,
-    pub(crate) n: usize,
-    pub(crate) n_zero: usize,
-    pub(crate) word: u32,
-}
-
 /// Quantises `n_values` of `x` (whole blocks) to Q8 in `q`, and sets the words of `clear`.
-pub(super) fn quantize(
+pub(crate) fn quantize(
     x: Span,
     n_values: usize,
     q: Span,
-    clear: Option<WordFill>,
+    clear: Option<WordFill<Span>>,
     out: &mut Lowering<'_>,
 ) {
     let n_blocks = n_values / 32;
@@ -194,7 +156,7 @@ impl Product<'_> {
     pub(super) fn lower(&self, out: &mut Lowering<'_>) {
         match (self.n_tokens, self.experts) {
             (0, _) => {}
-            (1..=FEW, None) => self.lower_few_tokens(out),
+            (1..=FEW_TOKENS, None) => self.lower_few_tokens(out),
             (_, experts) => self.lower_many_tokens(experts, out),
         }
     }

@@ -8,21 +8,15 @@ mod matmul;
 mod operand;
 mod predict;
 mod rows;
-mod scratch;
 
 pub(crate) use ffn::{before_ffn, lower_ffn, plan_ffn};
 pub(crate) use matmul::{
-    WordFill, lower_matmul, lower_together, plan_matmul, products, products_workspace,
-    quantized_for_matmul, refuse_products,
+    lower_matmul, lower_together, plan_matmul, products, quantize, refuse_products,
 };
 pub(crate) use predict::{lower_predict, plan_predict};
 pub(crate) use rows::{lower_add_positions, lower_get_rows, plan_add_positions, plan_get_rows};
 
 use hal::{Bytes, Plan};
-
-/// Maximum number of tokens for the row-by-row kernels. Up to this number, a token's result does
-/// not depend on the other tokens, bit for bit.
-const FEW: usize = 16;
 
 /// Default number of threads per block.
 const BLOCK: u32 = 256;

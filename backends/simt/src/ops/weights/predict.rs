@@ -2,11 +2,10 @@
 
 use hal::op::{HiddenActivation, Predict};
 use hal::{Operand, Plan, Result, Tensor, TensorDesc};
-use lower::takes_q8;
+use lower::{Scratch, ScratchRange, takes_q8};
 
 use super::matmul::{Product, quantize};
 use super::operand::{Weight, refusal};
-use super::scratch::{Scratch, ScratchRange};
 use super::{BLOCK, plan_of};
 use crate::buffer::{Span, plain};
 use crate::driver::Arg;
@@ -50,7 +49,7 @@ pub(crate) fn plan_predict(op: &Predict<TensorDesc>, _facts: &Facts) -> Plan {
     let mut scratch = Scratch::default();
     PredictScratch::new(op.x, op.fc1, op.fc2, &mut scratch);
     let first = op.fc1.as_ref().and_then(|fc1| refusal("fc1", fc1));
-    plan_of(first.or_else(|| refusal("fc2", &op.fc2)), scratch.bytes)
+    plan_of(first.or_else(|| refusal("fc2", &op.fc2)), scratch.bytes())
 }
 
 pub(crate) fn lower_predict(op: &Predict<Tensor>, out: &mut Lowering<'_>) -> Result<()> {

@@ -2,12 +2,10 @@
 
 use hal::op::{Down, ExpertRanges, SparseFfn};
 use hal::{Operand, Result, Tensor, TensorDesc};
-use lower::takes_q8;
+use lower::{FEW_TOKENS, Scratch, ScratchRange, quantizes_h, takes_q8};
 
-use super::FEW_TOKENS;
-use super::matmul::{ExpertTokens, Product, decode_source, dots, quantize};
+use super::matmul::{ExpertTokens, LastProduct, Product, decode_source, quantize};
 use super::operand::{Access, Weight, include, lanes, part_rows};
-use super::scratch::{Scratch, ScratchRange};
 use crate::buffer::{Span, plain};
 use crate::facts::Facts;
 use crate::lowering::Lowering;
@@ -37,7 +35,7 @@ pub(super) fn slice(n_rows: usize, n_out: usize, n_tokens: usize, facts: &Facts)
 #[derive(Clone, Copy, Debug)]
 pub(super) struct DownScratch {
     /// Neuron values in Q8 blocks, if the down projection reads them in that format.
-    q8: ScratchRange,
+    pub(super) q8: ScratchRange,
     partial: ScratchRange,
     n_slices: usize,
     slice: usize,
@@ -59,8 +57,7 @@ impl DownScratch {
             (true, None) => 1,
             (true, Some(_)) => op.down.n_rows.div_ceil(part_rows(&op.down, 1, facts).max(1)),
         };
-        let quantized = across && takes_q8(op.down.format);
-        let q8 = scratch.q8(if quantized { n_tokens * n_rows } else { 0 });
+        let q8 = scratch.q8(if quantizes_h(op) { n_tokens * n_rows } else { 0 });
         DownScratch { q8, partial: scratch.words(n_slices * n_tokens * n_out), n_slices, slice }
     }
 }
@@ -75,29 +72,34 @@ pub(super) struct DownProjection<'a> {
     pub(super) h: Span,
     /// Number of active neurons per token, `[n_tokens]`.
     pub(super) counts: Span,
+    /// Whether the neuron values are in Q8 blocks already, at [`DownScratch::q8`].
+    pub(super) is_quantized: bool,
 }
 
 impl DownProjection<'_> {
     pub(super) fn lower(&self, out: &mut Lowering<'_>) -> Result<()> {
         match (self.op.orientation, &self.op.experts) {
             (Down::ByNeuron, _) => self.lower_by_neuron(out)?,
+            (Down::AcrossNeurons, None) if self.n_tokens <= FEW_TOKENS => {
+                self.lower_hits(out)?;
+                return self.lower_across_few(out);
+            }
             (Down::AcrossNeurons, None) => self.lower_across(out)?,
             (Down::AcrossNeurons, Some(experts)) => self.lower_across_experts(experts, out)?,
         }
-        if let Some(hits) = &self.op.hits {
-            self.lower_hits(&plain(hits)?, out)?;
-        }
+        self.lower_hits(out)?;
         self.lower_reduce(out)
     }
 
     /// Adds to `hits` the number of tokens for which each row was active.
-    fn lower_hits(&self, hits: &Span, out: &mut Lowering<'_>) -> Result<()> {
+    fn lower_hits(&self, out: &mut Lowering<'_>) -> Result<()> {
+        let Some(hits) = &self.op.hits else { return Ok(()) };
         let flat = out.facts().tuning.flat as usize;
         let source = Source::new("ffn_count").set("FLAT", flat);
         let n_rows = self.op.up.desc().n_rows;
         let numbers = [n_rows as u32, self.n_tokens as u32];
         let grid = out.facts().grid(n_rows.div_ceil(flat));
-        out.dispatch(&source, &[self.h.clone(), hits.clone()], &numbers, grid)
+        out.dispatch(&source, &[self.h.clone(), plain(hits)?], &numbers, grid)
     }
 
     fn lower_by_neuron(&self, out: &mut Lowering<'_>) -> Result<()> {
@@ -152,8 +154,32 @@ impl DownProjection<'_> {
             return Ok(self.h.clone());
         }
         let q = self.ranges.q8.span(out)?;
+        if self.is_quantized {
+            return Ok(q);
+        }
         quantize(&self.h, self.n_tokens * self.op.up.desc().n_rows, &q, None, out)?;
         Ok(q)
+    }
+
+    /// Writes y at once: there are no partial sums.
+    fn lower_across_few(&self, out: &mut Lowering<'_>) -> Result<()> {
+        let (op, x) = (self.op, self.lower_values(out)?);
+        let weight = Weight::new(&op.down, 1, out)?;
+        let bias = op.bias_down.as_ref().map(plain).transpose()?;
+        let last = LastProduct {
+            accumulate: op.accumulate,
+            counts: self.counts.clone(),
+            active: self.active()?,
+        };
+        let (n_tokens, y) = (self.n_tokens, tokens(&op.y, self.first_token, self.n_tokens)?);
+        let (experts, last) = (None, Some(last));
+        Product { weight: &weight, x, n_tokens, bias, relu: false, experts, y, last }.lower(out)
+    }
+
+    /// The counters of active neurons that carry on from step to step.
+    fn active(&self) -> Result<Span> {
+        let active = plain(&self.op.active)?;
+        Ok(active.part(4 * self.first_token as u64, 4 * self.n_tokens as u64))
     }
 
     fn lower_across(&self, out: &mut Lowering<'_>) -> Result<()> {
@@ -161,7 +187,8 @@ impl DownProjection<'_> {
         let weight = Weight::new(&self.op.down, 1, out)?;
         let y = self.ranges.partial.span(out)?;
         let n_tokens = self.n_tokens;
-        Product { weight: &weight, x, n_tokens, bias: None, relu: false, experts: None, y }
+        let (bias, last) = (None, None);
+        Product { weight: &weight, x, n_tokens, bias, relu: false, experts: None, y, last }
             .lower(out)
     }
 
@@ -176,7 +203,7 @@ impl DownProjection<'_> {
         let row = out.facts().tuning.row as usize;
         let lanes = lanes(&desc, out.facts());
         let source = decode_source(Source::new("across_few"), self.n_tokens, row);
-        let source = include(source, "weight", &desc, dots(self.n_tokens))?;
+        let source = include(source, "weight", &desc, Access::dots(self.n_tokens, out.facts()))?;
         for (i, part) in weight.parts.iter().enumerate() {
             let numbers = [
                 part.first,
@@ -223,7 +250,7 @@ impl DownProjection<'_> {
             self.expert_weights(out)?,
             self.counts.clone(),
             tokens(&op.y, self.first_token, self.n_tokens)?,
-            plain(&op.active)?.part(4 * self.first_token as u64, 4 * self.n_tokens as u64),
+            self.active()?,
         ];
         let grid = out.facts().grid((self.n_tokens * n_out.max(1)).div_ceil(flat));
         out.dispatch(&source, &spans, &numbers.map(|n| n as u32), grid)

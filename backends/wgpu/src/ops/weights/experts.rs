@@ -2,22 +2,17 @@
 
 use hal::op::{Down, ExpertRanges, SparseFfn};
 use hal::{Operand, Result, Rows, Tensor, TensorDesc};
-use lower::takes_q8;
+use lower::{ExpertScratch, ExpertSizes, FfnCodes, Scratch, ScratchRange, quantizes_x, takes_q8};
 
 use super::down::{DownMany, expert_weights, tokens};
-use super::ffn::{activation_codes, kind_code, quantizes_x, skip_code};
+use super::ffn::op_desc;
 use super::matmul::{ExpertTokens, Product, quantize};
 use super::operand::{Weight, part_rows};
-use super::scratch::{Scratch, ScratchRange};
 use crate::buffer::{Span, plain};
 use crate::facts::Facts;
 use crate::lowering::Lowering;
 use crate::shader::Source;
 
-/// Maximum numbers of tokens and of (token, expert) pairs at once, which bound the scratch memory
-/// for neuron values.
-const CHUNK_TOKENS: usize = 256;
-const MAX_PAIRS: usize = 4096;
 /// Maximum number of experts: the shader's scratch memory has a word per token and expert.
 const MAX_EXPERTS: usize = 1024;
 /// Rows per invocation of `experts_hidden`.
@@ -31,94 +26,53 @@ pub(super) fn supports_op(op: &SparseFfn<TensorDesc>) -> bool {
     matches!(op.rows, Rows::All) && experts.n_expert() <= MAX_EXPERTS
 }
 
-/// Maximum number of tokens processed at once.
-fn chunk_tokens(experts: &ExpertRanges) -> usize {
-    CHUNK_TOKENS.min(MAX_PAIRS / experts.n_used.max(1)).max(1)
-}
-
-/// Sizes of an op, for a chunk of its tokens.
-struct Sizes {
-    n_tokens: usize,
-    n_expert: usize,
-    n_used: usize,
-    n_pairs: usize,
-    /// Maximum number of rows of an expert, a multiple of 32 if neuron values are quantised.
-    max_rows: usize,
-}
-
-impl Sizes {
-    fn new(n_tokens: usize, experts: &ExpertRanges) -> Sizes {
-        let n_tokens = n_tokens.min(chunk_tokens(experts));
-        let max_rows = experts.rows().map(|rows| rows.len()).max().unwrap_or(0);
-        let (n_expert, n_used) = (experts.n_expert(), experts.n_used);
-        Sizes { n_tokens, n_expert, n_used, n_pairs: n_tokens * n_used, max_rows }
-    }
-
-    /// Word offsets in `pairs`: of one word per pair, of the pairs of each token, of the shader's
-    /// scratch memory, and of the end.
-    fn pair_offsets(&self) -> [usize; 4] {
-        let of_pairs = self.n_expert + 1;
-        let of_tokens = of_pairs + self.n_pairs;
-        let scratch = of_tokens + self.n_pairs;
-        [of_pairs, of_tokens, scratch, scratch + self.n_tokens * self.n_expert]
+/// Ranges of rows of the down projection that fit one binding and have partial sums of their own.
+pub(super) fn n_parts(op: &SparseFfn<TensorDesc>, facts: &Facts) -> usize {
+    match op.orientation {
+        Down::AcrossNeurons => 1,
+        Down::ByNeuron => {
+            op.down.n_rows.div_ceil(part_rows(&op.down, ROW_STEP, facts).max(1)).max(1)
+        }
     }
 }
 
-pub(super) struct ExpertScratch {
-    q8: ScratchRange,
-    pairs: ScratchRange,
-    counts: ScratchRange,
-    tests: ScratchRange,
-    ups: ScratchRange,
-    h_q8: ScratchRange,
-    partial: ScratchRange,
-    n_parts: usize,
+/// Word offsets in `pairs`: of one word per pair, of the pairs of each token, of the shader's
+/// scratch memory, and of the end.
+fn pair_offsets(sizes: &ExpertSizes) -> [usize; 4] {
+    let of_pairs = sizes.n_expert + 1;
+    let of_tokens = of_pairs + sizes.n_pairs;
+    let scratch = of_tokens + sizes.n_pairs;
+    [of_pairs, of_tokens, scratch, scratch + sizes.n_tokens * sizes.n_expert]
 }
 
-impl ExpertScratch {
+/// Scratch memory for the pairs of a token and an expert.
+pub(super) struct ExpertPairs(ScratchRange);
+
+impl ExpertPairs {
     pub(super) fn new(
         op: &SparseFfn<TensorDesc>,
         experts: &ExpertRanges,
-        facts: &Facts,
         scratch: &mut Scratch,
-    ) -> ExpertScratch {
-        let sizes = Sizes::new(op.x.n_rows, experts);
-        let n_h = sizes.n_pairs * sizes.max_rows;
-        let across = op.orientation == Down::AcrossNeurons;
-        let quantized = quantizes_x(op.gate.as_ref().map(|gate| gate.format), op.up.format);
-        let quantized_h = across && takes_q8(op.down.format);
-        let n_parts = if across {
-            1
-        } else {
-            op.down.n_rows.div_ceil(part_rows(&op.down, ROW_STEP, facts).max(1)).max(1)
-        };
-        ExpertScratch {
-            q8: scratch.q8(if quantized { sizes.n_tokens * op.x.n_cols } else { 0 }),
-            pairs: scratch.words(sizes.pair_offsets()[3]),
-            counts: scratch.words(sizes.n_tokens),
-            tests: scratch.words(n_h),
-            ups: scratch.words(if op.gate.is_some() { n_h } else { 0 }),
-            h_q8: scratch.q8(if quantized_h { n_h } else { 0 }),
-            partial: scratch.words(n_parts * sizes.n_pairs * op.y.n_cols),
-            n_parts,
-        }
+    ) -> ExpertPairs {
+        let sizes = ExpertSizes::new(op.x.n_rows, experts);
+        ExpertPairs(scratch.words(pair_offsets(&sizes)[3]))
     }
 }
 
 pub(super) fn lower_experts(
     op: &SparseFfn<Tensor>,
     experts: &ExpertRanges,
-    ranges: &ExpertScratch,
+    (ranges, pairs): (&ExpertScratch, &ExpertPairs),
     starts: &Span,
     out: &mut Lowering<'_>,
 ) -> Result<()> {
     let n_tokens = op.x.desc().n_rows;
     let rows = experts.rows().flat_map(|rows| [rows.start as u32, rows.end as u32]);
     let rows = out.constants(&rows.collect::<Vec<u32>>())?;
-    for first_token in (0..n_tokens).step_by(chunk_tokens(experts)) {
-        let sizes = Sizes::new(n_tokens - first_token, experts);
+    for first_token in (0..n_tokens).step_by(ExpertSizes::chunk_tokens(experts)) {
+        let sizes = ExpertSizes::new(n_tokens - first_token, experts);
         let (starts, rows) = (starts.clone(), rows.clone());
-        Experts { op, experts, ranges, starts, rows, sizes, first_token }.lower(out)?;
+        Experts { op, experts, ranges, pairs, starts, rows, sizes, first_token }.lower(out)?;
     }
     Ok(())
 }
@@ -127,10 +81,11 @@ struct Experts<'a> {
     op: &'a SparseFfn<Tensor>,
     experts: &'a ExpertRanges,
     ranges: &'a ExpertScratch,
+    pairs: &'a ExpertPairs,
     starts: Span,
     /// Begin and end of each expert's rows.
     rows: Span,
-    sizes: Sizes,
+    sizes: ExpertSizes,
     first_token: usize,
 }
 
@@ -169,13 +124,13 @@ impl Experts<'_> {
 
     /// Finds the tokens that use each expert.
     fn lower_pairs(&self, out: &mut Lowering<'_>) -> Result<()> {
-        let [of_pairs, of_tokens, scratch, _] = self.sizes.pair_offsets();
-        let Sizes { n_tokens, n_expert, n_used, .. } = self.sizes;
+        let [of_pairs, of_tokens, scratch, _] = pair_offsets(&self.sizes);
+        let ExpertSizes { n_tokens, n_expert, n_used, .. } = self.sizes;
         let numbers = [n_expert, n_tokens, n_used, of_pairs, of_tokens, scratch];
         let spans = [
             self.expert_weights(out)?,
             self.starts.clone(),
-            self.ranges.pairs.span(out)?,
+            self.pairs.0.span(out)?,
             self.ranges.counts.span(out)?,
         ];
         let source = Source::new("experts_pairs");
@@ -189,7 +144,7 @@ impl Experts<'_> {
         out: &Lowering<'_>,
     ) -> Result<ExpertTokens> {
         Ok(ExpertTokens {
-            pairs: self.ranges.pairs.span(out)?,
+            pairs: self.pairs.0.span(out)?,
             rows: rows.clone(),
             n_expert: self.sizes.n_expert,
             max_rows,
@@ -210,28 +165,27 @@ impl Experts<'_> {
         let experts = Some(self.expert_tokens(&self.rows, self.sizes.max_rows, out)?);
         let (weight, n_tokens, y) = (&weight, self.sizes.n_tokens, y.clone());
         let bias = bias.as_ref().map(plain).transpose()?;
-        Product { weight, x, n_tokens, bias, relu: false, experts, y }.lower(out)
+        Product { weight, x, n_tokens, bias, relu: false, experts, y, last: None }.lower(out)
     }
 
     fn lower_hidden(&self, tests: &Span, ups: &Span, out: &mut Lowering<'_>) -> Result<()> {
         let (op, sizes) = (self.op, &self.sizes);
         let flat = out.facts().tuning.flat as usize;
-        let (activation, [alpha, slope, cap]) = activation_codes(op.activation);
-        let skip = skip_code(op.skip);
+        let FfnCodes { kind, activation, parameters: [alpha, slope, cap], skip } = FfnCodes::of(op);
         let spans = [
             tests.clone(),
             ups.clone(),
             out.plain_or_dummy(op.threshold.as_ref())?,
             self.expert_weights(out)?,
             self.starts.clone(),
-            self.ranges.pairs.span(out)?,
+            self.pairs.0.span(out)?,
             self.ranges.counts.span(out)?,
         ];
         let numbers = [
             sizes.max_rows as u32,
             sizes.n_expert as u32,
             u32::from(op.threshold.is_some()),
-            kind_code(op.kind),
+            kind,
             activation,
             skip,
             alpha.to_bits(),
@@ -276,7 +230,7 @@ impl Experts<'_> {
         let experts = ExpertTokens { x_by_pair: true, ..self.expert_tokens(&rows, n_out, out)? };
         let (weight, n_tokens, experts) = (&weight, self.sizes.n_tokens, Some(experts));
         let y = self.ranges.partial.span(out)?;
-        Product { weight, x, n_tokens, bias: None, relu: false, experts, y }.lower(out)
+        Product { weight, x, n_tokens, bias: None, relu: false, experts, y, last: None }.lower(out)
     }
 
     fn lower_reduce(&self, out: &mut Lowering<'_>) -> Result<()> {
@@ -288,8 +242,8 @@ impl Experts<'_> {
             sizes.n_expert,
             sizes.n_used,
             sizes.n_pairs,
-            sizes.pair_offsets()[1],
-            self.ranges.n_parts,
+            pair_offsets(sizes)[1],
+            n_parts(&op_desc(op), out.facts()),
             usize::from(op.bias_down.is_some()),
             usize::from(op.accumulate),
         ];
@@ -298,7 +252,7 @@ impl Experts<'_> {
             self.ranges.partial.span(out)?,
             out.plain_or_dummy(op.bias_down.as_ref())?,
             self.expert_weights(out)?,
-            self.ranges.pairs.span(out)?,
+            self.pairs.0.span(out)?,
             self.ranges.counts.span(out)?,
             tokens(&op.y, self.first_token, sizes.n_tokens)?,
             plain(&op.active)?.part(4 * self.first_token as u64, n_active),

@@ -1,70 +1,50 @@
 //! Feed-forward blocks. In decode the gate comes first, then up and down for the active neurons
 //! only; in prefill, tiles compute all neurons. [`FfnAlgorithm`] lists the exceptions.
 
-use hal::format::Format;
-use hal::op::{Activation, Down, ExpertRanges, FfnKind, Skip, SparseFfn};
+use hal::op::{Down, ExpertRanges, SparseFfn};
 use hal::{Operand, Plan, Result, Rows, Tensor, TensorDesc};
-use lower::takes_q8;
+use lower::{
+    DROPPED, ExpertScratch, FEW_TOKENS, FewScratch, FfnAlgorithm, FfnCodes, FusedWork, ManyScratch,
+    N_COUNTS, Scratch, WordFill, chunk_tokens, quantizes_x, takes_q8,
+};
 
 use super::down::{DownProjection, DownScratch, expert_weights, slice};
-use super::experts::{self, ExpertScratch};
-use super::ffn_many::{ManyScratch, chunk_tokens, lower_many};
-use super::matmul::{WordFill, decode_source, dots, quantize};
-use super::operand::{Weight, include, lanes, refusal};
-use super::scratch::{Scratch, ScratchRange};
-use super::{FEW_TOKENS, plan_of};
+use super::experts::{self, ExpertPairs};
+use super::ffn_dense::{DenseTokens, is_dense};
+use super::ffn_many::lower_many;
+use super::matmul::{decode_source, quantize};
+use super::operand::{Access, Weight, include, lanes, refusal};
+use super::{plan_of, scratch_refusal};
 use crate::buffer::{Span, plain};
 use crate::facts::Facts;
 use crate::lowering::Lowering;
 use crate::shader::Source;
 
-/// Number of words before the neuron values. The first ones count active neurons, one word
-/// per token.
-pub(super) const N_COUNTS: usize = 64;
-/// Marks the value of a skipped neuron (`shaders/lib/wanted.wgsl`).
-const DROPPED: u32 = 0x8000_0000;
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum FfnAlgorithm {
-    /// Gate first, then only the active neurons, up to 16 tokens at a time.
-    Few,
-    /// First the products with all rows of gate and up, then inactive neurons are dropped.
-    Many,
-    /// Like [`Self::Many`], but each expert processes only the tokens that are routed to it.
-    Experts,
-}
-
-impl FfnAlgorithm {
-    fn select(op: &SparseFfn<TensorDesc>) -> FfnAlgorithm {
-        let (cut, many) = (matches!(op.skip, Skip::GaussianCut(_)), op.x.n_rows > FEW_TOKENS);
-        match op.experts {
-            _ if cut => FfnAlgorithm::Many,
-            None if many => FfnAlgorithm::Many,
-            Some(_) if many && experts::supports_op(op) => FfnAlgorithm::Experts,
-            None | Some(_) => FfnAlgorithm::Few,
-        }
-    }
+fn select(op: &SparseFfn<TensorDesc>) -> FfnAlgorithm {
+    FfnAlgorithm::select(op, experts::supports_op(op))
 }
 
 pub(in super::super) fn plan_ffn(op: &SparseFfn<TensorDesc>, facts: &Facts) -> Plan {
     let mut scratch = Scratch::default();
-    let algorithm = FfnAlgorithm::select(op);
+    let algorithm = select(op);
     match (algorithm, &op.experts) {
         (FfnAlgorithm::Experts, Some(experts)) => {
-            ExpertScratch::new(op, experts, facts, &mut scratch);
+            ExpertScratch::new(op, experts, experts::n_parts(op, facts), &mut scratch);
+            ExpertPairs::new(op, experts, &mut scratch);
         }
         (FfnAlgorithm::Many | FfnAlgorithm::Experts, _) => {
-            ManyScratch::new(op, facts, &mut scratch);
+            ManyScratch::new(op, &mut scratch);
+            DownScratch::new(op, chunk_tokens(op.x.n_rows), facts, &mut scratch);
         }
         (FfnAlgorithm::Few, _) => {
-            FewScratch::new(op, facts, &mut scratch);
+            few_scratch(op, facts, &mut scratch);
         }
     }
     let step = match (algorithm, op.orientation) {
         (_, Down::AcrossNeurons) | (FfnAlgorithm::Experts, _) => 1,
         (FfnAlgorithm::Few, Down::ByNeuron) => slice(op.up.n_rows, op.y.n_cols, 1, facts),
         (FfnAlgorithm::Many, Down::ByNeuron) => {
-            slice(op.up.n_rows, op.y.n_cols, chunk_tokens(op), facts)
+            slice(op.up.n_rows, op.y.n_cols, chunk_tokens(op.x.n_rows), facts)
         }
     };
     let mut refused = refusal("up", &op.up, 1, facts);
@@ -74,10 +54,8 @@ pub(in super::super) fn plan_ffn(op: &SparseFfn<TensorDesc>, facts: &Facts) -> P
     refused = refused.or_else(|| refusal("down", &op.down, step, facts));
     refused = refused.or_else(|| facts.binding_refusal("x", &op.x));
     refused = refused.or_else(|| facts.binding_refusal("y", &op.y));
-    refused = refused.or_else(|| scratch.refusal(facts));
-    let slow = (algorithm == FfnAlgorithm::Few && op.x.n_rows > FEW_TOKENS)
-        .then_some("experts with row lists process only 16 tokens at a time on GPUs");
-    plan_of(refused, scratch.bytes, slow)
+    refused = refused.or_else(|| scratch_refusal(&scratch, facts));
+    plan_of(refused, scratch.bytes(), algorithm.slow(op))
 }
 
 pub(in super::super) fn lower_ffn(op: &SparseFfn<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
@@ -86,18 +64,23 @@ pub(in super::super) fn lower_ffn(op: &SparseFfn<Tensor>, out: &mut Lowering<'_>
         Some(experts) => out.constants(&experts.starts)?,
         None => out.dummy(),
     };
-    match (FfnAlgorithm::select(&desc), &op.experts) {
+    match (select(&desc), &op.experts) {
         (FfnAlgorithm::Experts, Some(experts)) => {
-            let ranges = ExpertScratch::new(&desc, experts, out.facts(), &mut Scratch::default());
-            return experts::lower_experts(op, experts, &ranges, &starts, out);
+            let (scratch, n_parts) =
+                (&mut Scratch::default(), experts::n_parts(&desc, out.facts()));
+            let ranges = ExpertScratch::new(&desc, experts, n_parts, scratch);
+            let pairs = ExpertPairs::new(&desc, experts, scratch);
+            return experts::lower_experts(op, experts, (&ranges, &pairs), &starts, out);
         }
         (FfnAlgorithm::Many | FfnAlgorithm::Experts, _) => {
-            let ranges = ManyScratch::new(&desc, out.facts(), &mut Scratch::default());
-            return lower_many(op, &ranges, &starts, out);
+            let scratch = &mut Scratch::default();
+            let ranges = ManyScratch::new(&desc, scratch);
+            let down = DownScratch::new(&desc, chunk_tokens(desc.x.n_rows), out.facts(), scratch);
+            return lower_many(op, &ranges, down, &starts, out);
         }
         (FfnAlgorithm::Few, _) => {}
     }
-    let ranges = FewScratch::new(&desc, out.facts(), &mut Scratch::default());
+    let ranges = few_scratch(&desc, out.facts(), &mut Scratch::default());
     let n_tokens = desc.x.n_rows;
     for first_token in (0..n_tokens).step_by(FEW_TOKENS) {
         let n = FEW_TOKENS.min(n_tokens - first_token);
@@ -120,89 +103,43 @@ pub(in super::super) fn lower_ffn(op: &SparseFfn<Tensor>, out: &mut Lowering<'_>
 pub(in super::super) fn before_ffn(
     op: &SparseFfn<Tensor>,
     out: &Lowering<'_>,
-) -> Result<(Option<Span>, Option<WordFill>)> {
+) -> Result<FusedWork<'static, Span>> {
     let (desc, n_tokens) = (op_desc(op), op.x.desc().n_rows);
-    if FfnAlgorithm::select(&desc) != FfnAlgorithm::Few || n_tokens > FEW_TOKENS {
-        return Ok((None, None));
+    if select(&desc) != FfnAlgorithm::Few || n_tokens > FEW_TOKENS {
+        return Ok(FusedWork::default());
     }
-    let ranges = FewScratch::new(&desc, out.facts(), &mut Scratch::default());
+    let ranges = few_scratch(&desc, out.facts(), &mut Scratch::default());
     let (starts, first_token) = (&out.dummy(), 0);
     let few = FewTokens { op, desc: &desc, ranges: &ranges, starts, first_token, n_tokens };
     let quantized = quantizes_x(desc.gate.as_ref().map(|gate| gate.format), desc.up.format);
-    let q8 = if quantized { Some(ranges.q8.span(out)?) } else { None };
-    let clear = few.clear(&ranges.h.span(out)?);
-    Ok((q8, (!few.has_row_list()).then_some(clear)))
+    let q8 = if quantized { Some(ranges.0.q8.span(out)?) } else { None };
+    let clear = few.clear(&ranges.0.h.span(out)?);
+    let clear = (!few.has_row_list()).then_some(clear);
+    Ok(FusedWork { add: None, quantized: q8, clear })
 }
 
-fn op_desc(op: &SparseFfn<Tensor>) -> SparseFfn<TensorDesc> {
+pub(super) fn op_desc(op: &SparseFfn<Tensor>) -> SparseFfn<TensorDesc> {
     let hal::Op::SparseFfn(desc) = hal::Op::from(op.clone()).to_desc() else {
         unreachable!("`to_desc` keeps the op's variant")
     };
     desc
 }
 
-/// The code of an FFN kind in the shaders.
-pub(super) fn kind_code(kind: FfnKind) -> u32 {
-    match kind {
-        FfnKind::Plain => 0,
-        FfnKind::Gated => 1,
-        FfnKind::GatedBoth => 2,
-    }
-}
-
-/// The code of an activation in the shaders, its factor, its slope and its limit.
-pub(super) fn activation_codes(activation: Activation) -> (u32, [f32; 3]) {
-    match activation {
-        Activation::Relu => (0, [0.0; 3]),
-        Activation::Relu2 => (1, [0.0; 3]),
-        Activation::Silu => (2, [0.0; 3]),
-        Activation::Gelu => (3, [0.0; 3]),
-        Activation::GeluErf => (4, [0.0; 3]),
-        Activation::SwigluOai { alpha, limit } => (5, [alpha, 0.0, limit]),
-        Activation::SwigluClamped { limit } => (6, [1.0, 0.0, limit]),
-        Activation::SiluClamped { limit } => (7, [0.0, 0.0, limit]),
-        Activation::XIelu { positive, negative, slope } => (8, [positive, slope, negative]),
-    }
-}
-
-/// The code of a skip rule in the shaders.
-pub(super) fn skip_code(skip: Skip) -> u32 {
-    match skip {
-        Skip::Never => 0,
-        Skip::NotPositive => 1,
-        Skip::BelowPerRow => 2,
-        Skip::GaussianCut(_) => 3,
-    }
-}
-
-struct FewScratch {
-    /// x in Q8 blocks, if gate or up reads that format.
-    q8: ScratchRange,
-    /// Counts of active neurons, then the neuron values.
-    h: ScratchRange,
-    down: DownScratch,
-}
-
-impl FewScratch {
-    fn new(op: &SparseFfn<TensorDesc>, facts: &Facts, scratch: &mut Scratch) -> FewScratch {
-        let n_tokens = op.x.n_rows.min(FEW_TOKENS);
-        let quantized = quantizes_x(op.gate.as_ref().map(|gate| gate.format), op.up.format);
-        let q8 = scratch.q8(if quantized { n_tokens * op.x.n_cols } else { 0 });
-        let h = scratch.words(N_COUNTS + n_tokens * op.up.n_rows);
-        FewScratch { q8, h, down: DownScratch::new(op, n_tokens, facts, scratch) }
-    }
-}
-
-/// Whether x is needed in Q8 blocks.
-pub(super) fn quantizes_x(gate: Option<Format>, up: Format) -> bool {
-    takes_q8(up) || gate.is_some_and(takes_q8)
+/// Scratch memory of up to 16 tokens at a time.
+fn few_scratch(
+    op: &SparseFfn<TensorDesc>,
+    facts: &Facts,
+    scratch: &mut Scratch,
+) -> (FewScratch, DownScratch) {
+    let few = FewScratch::new(op, scratch);
+    (few, DownScratch::new(op, op.x.n_rows.min(FEW_TOKENS), facts, scratch))
 }
 
 /// Up to 16 tokens of an op.
 struct FewTokens<'a> {
     op: &'a SparseFfn<Tensor>,
     desc: &'a SparseFfn<TensorDesc>,
-    ranges: &'a FewScratch,
+    ranges: &'a (FewScratch, DownScratch),
     starts: &'a Span,
     first_token: usize,
     n_tokens: usize,
@@ -216,12 +153,12 @@ impl FewTokens<'_> {
 
     fn lower(&self, out: &mut Lowering<'_>) -> Result<()> {
         let n_h = self.n_tokens * self.desc.up.n_rows;
-        let range = self.ranges.h.span(out)?;
+        let range = self.ranges.0.h.span(out)?;
         let clear = self.clear(&range);
         let counts = range.part(0, 4 * N_COUNTS as u64);
         let h = range.part(4 * N_COUNTS as u64, 4 * n_h as u64);
         let rows = self.op.x.rows(self.first_token..self.first_token + self.n_tokens);
-        let (x, q8) = (plain(&rows)?, self.ranges.q8.span(out)?);
+        let (x, q8) = (plain(&rows)?, self.ranges.0.q8.span(out)?);
         let gate = self.desc.gate.as_ref().map(|gate| gate.format);
         let is_quantized = !quantizes_x(gate, self.desc.up.format)
             || out.earlier().quantized(&rows).as_ref() == Some(&q8);
@@ -231,15 +168,22 @@ impl FewTokens<'_> {
             let target = if is_quantized { counts.clone() } else { q8.clone() };
             quantize(&x, n_values, &target, (!is_initialised).then_some(clear), out)?;
         }
-        self.lower_hidden(&x, &q8, &h, &counts, out)?;
-        let (op, ranges) = (self.op, self.ranges.down);
+        let (op, ranges) = (self.op, self.ranges.1);
         let (first_token, n_tokens) = (self.first_token, self.n_tokens);
-        DownProjection { op, ranges, first_token, n_tokens, h, counts }.lower(out)
+        let is_quantized = is_dense(self.desc, out.facts());
+        if is_quantized {
+            let (x, q8, h, counts) = (&x, &q8, &h, &counts);
+            let h_q8 = &ranges.q8.span(out)?;
+            DenseTokens { op, n_tokens, x, q8, h, counts, h_q8 }.lower(out)?;
+        } else {
+            self.lower_hidden(&x, &q8, &h, &counts, out)?;
+        }
+        DownProjection { op, ranges, first_token, n_tokens, h, counts, is_quantized }.lower(out)
     }
 
     /// Initial contents of counts and neuron values. With a row list, the other neurons are marked
     /// as skipped.
-    fn clear(&self, range: &Span) -> WordFill {
+    fn clear(&self, range: &Span) -> WordFill<Span> {
         let n_h = if self.has_row_list() { self.n_tokens * self.desc.up.n_rows } else { 0 };
         let n = N_COUNTS + n_h;
         WordFill { span: range.part(0, 4 * n as u64), n, n_zero: N_COUNTS, word: DROPPED }
@@ -260,14 +204,12 @@ impl FewTokens<'_> {
         let test = gate.as_ref().unwrap_or(&up);
         let row = out.facts().tuning.row as usize;
         let lanes = lanes(&test.desc, out.facts()).max(lanes(&up.desc, out.facts()));
+        let access = Access::dots(self.n_tokens, out.facts());
         let mut source = decode_source(Source::new("ffn_few"), self.n_tokens, row);
-        source = include(source, "gate", &test.desc, dots(self.n_tokens))?;
-        source = include(source, "up", &up.desc, dots(self.n_tokens))?;
+        source = include(source, "gate", &test.desc, access)?;
+        source = include(source, "up", &up.desc, access)?;
         let input = |weight: &Weight| if takes_q8(weight.desc.format) { q8 } else { x }.clone();
-        let tables = match test.tables(out)? {
-            dummy if dummy.buffer == out.dummy().buffer => up.tables(out)?,
-            tables => tables,
-        };
+        let tables = shared_tables(test, &up, out)?;
         for part in align_parts(test, &up) {
             let (gate_span, up_span, first, n) = part;
             let set = self.row_list(out)?;
@@ -306,8 +248,7 @@ impl FewTokens<'_> {
             | u32::from(op.bias_up.is_some()) << 1
             | u32::from(op.threshold.is_some()) << 2
             | u32::from(self.has_row_list()) << 3;
-        let (activation, [alpha, slope, cap]) = activation_codes(op.activation);
-        let skip = skip_code(op.skip);
+        let FfnCodes { kind, activation, parameters: [alpha, slope, cap], skip } = FfnCodes::of(op);
         let [capacity, words, bit] = *params.set;
         [
             params.up.desc.n_rows as u32,
@@ -319,7 +260,7 @@ impl FewTokens<'_> {
             capacity,
             words,
             op.experts.as_ref().map_or(0, ExpertRanges::n_expert) as u32,
-            flags | kind_code(op.kind) << 4,
+            flags | kind << 4,
             activation,
             skip,
             alpha.to_bits(),
@@ -364,9 +305,15 @@ struct FfnParams<'a> {
     set: &'a [u32; 3],
 }
 
+/// The code tables that either format needs.
+pub(super) fn shared_tables(test: &Weight, up: &Weight, out: &Lowering<'_>) -> Result<Span> {
+    let tables = test.tables(out)?;
+    if tables.buffer == out.dummy().buffer { up.tables(out) } else { Ok(tables) }
+}
+
 /// Splits gate and up at the same rows, so that each range lies in one binding of both. Returns the
 /// two spans, the first row and the number of rows of each range.
-fn align_parts(gate: &Weight, up: &Weight) -> Vec<(Span, Span, usize, usize)> {
+pub(super) fn align_parts(gate: &Weight, up: &Weight) -> Vec<(Span, Span, usize, usize)> {
     let mut cuts: Vec<usize> = gate.parts.iter().chain(&up.parts).map(|part| part.first).collect();
     cuts.push(up.desc.n_rows);
     cuts.sort_unstable();

@@ -2,75 +2,32 @@
 //! depends on all test values of a token.
 
 use hal::op::{ExpertRanges, Skip, SparseFfn};
-use hal::{Operand, Result, Rows, Tensor, TensorDesc};
-use lower::takes_q8;
+use hal::{Operand, Result, Rows, Tensor};
+use lower::{FfnCodes, ManyScratch, WordFill, chunk_tokens, quantizes_x, takes_q8};
 
 use super::down::{DownProjection, DownScratch, expert_weights, tokens};
-use super::ffn::{activation_codes, kind_code, quantizes_x, skip_code};
-use super::matmul::{Product, WordFill, quantize};
+use super::matmul::{Product, quantize};
 use super::operand::Weight;
-use super::scratch::{Scratch, ScratchRange};
 use crate::buffer::{Span, plain};
-use crate::facts::Facts;
 use crate::lowering::Lowering;
 use crate::shader::Source;
 
-/// Maximum number of tokens at once, which bounds the scratch memory for neuron values.
-const CHUNK_TOKENS: usize = 256;
 /// Rows per invocation of `ffn_hidden`.
 const ROWS_EACH: usize = 4;
-
-/// Number of tokens of an op processed at once.
-pub(super) fn chunk_tokens(op: &SparseFfn<TensorDesc>) -> usize {
-    op.x.n_rows.min(CHUNK_TOKENS)
-}
-
-pub(super) struct ManyScratch {
-    q8: ScratchRange,
-    /// The row list's membership bits, indexed by row.
-    mask: ScratchRange,
-    counts: ScratchRange,
-    cuts: ScratchRange,
-    tests: ScratchRange,
-    ups: ScratchRange,
-    down: DownScratch,
-}
-
-impl ManyScratch {
-    pub(super) fn new(
-        op: &SparseFfn<TensorDesc>,
-        facts: &Facts,
-        scratch: &mut Scratch,
-    ) -> ManyScratch {
-        let (n, n_rows) = (chunk_tokens(op), op.up.n_rows);
-        let quantized = quantizes_x(op.gate.as_ref().map(|gate| gate.format), op.up.format);
-        let words = match &op.rows {
-            Rows::All => 0,
-            Rows::Active(set) => set.members.n_cols,
-        };
-        ManyScratch {
-            q8: scratch.q8(if quantized { n * op.x.n_cols } else { 0 }),
-            mask: scratch.words(n_rows * words),
-            counts: scratch.words(n),
-            cuts: scratch.words(n),
-            tests: scratch.words(n * n_rows),
-            ups: scratch.words(if op.gate.is_some() { n * n_rows } else { 0 }),
-            down: DownScratch::new(op, n, facts, scratch),
-        }
-    }
-}
 
 pub(super) fn lower_many(
     op: &SparseFfn<Tensor>,
     ranges: &ManyScratch,
+    down: DownScratch,
     starts: &Span,
     out: &mut Lowering<'_>,
 ) -> Result<()> {
     let n_tokens = op.x.desc().n_rows;
+    let chunk = chunk_tokens(n_tokens).max(1);
     lower_mask(op, ranges, out)?;
-    for first_token in (0..n_tokens).step_by(CHUNK_TOKENS) {
-        let n_tokens = CHUNK_TOKENS.min(n_tokens - first_token);
-        ManyTokens { op, ranges, starts, first_token, n_tokens }.lower(out)?;
+    for first_token in (0..n_tokens).step_by(chunk) {
+        let n_tokens = chunk.min(n_tokens - first_token);
+        ManyTokens { op, ranges, down, starts, first_token, n_tokens }.lower(out)?;
     }
     Ok(())
 }
@@ -94,6 +51,7 @@ fn lower_mask(op: &SparseFfn<Tensor>, ranges: &ManyScratch, out: &mut Lowering<'
 struct ManyTokens<'a> {
     op: &'a SparseFfn<Tensor>,
     ranges: &'a ManyScratch,
+    down: DownScratch,
     starts: &'a Span,
     first_token: usize,
     n_tokens: usize,
@@ -128,8 +86,9 @@ impl ManyTokens<'_> {
             self.lower_cuts(factor, &tests, out)?;
         }
         self.lower_hidden(&tests, &ups, &counts, out)?;
-        let (ranges, first_token) = (self.ranges.down, self.first_token);
-        DownProjection { op, ranges, first_token, n_tokens, h: tests, counts }.lower(out)
+        let (ranges, first_token) = (self.down, self.first_token);
+        DownProjection { op, ranges, first_token, n_tokens, h: tests, counts, is_quantized: false }
+            .lower(out)
     }
 
     /// Products with all rows of a weight; `x` is given in F32 and in Q8 blocks.
@@ -145,7 +104,8 @@ impl ManyTokens<'_> {
         let x = if takes_q8(weight.desc.format) { q8 } else { x }.clone();
         let bias = bias.as_ref().map(plain).transpose()?;
         let (n_tokens, y) = (self.n_tokens, y.clone());
-        Product { weight: &weight, x, n_tokens, bias, relu: false, experts: None, y }.lower(out)
+        Product { weight: &weight, x, n_tokens, bias, relu: false, experts: None, y, last: None }
+            .lower(out)
     }
 
     fn lower_cuts(&self, factor: f32, tests: &Span, out: &mut Lowering<'_>) -> Result<()> {
@@ -180,8 +140,7 @@ impl ManyTokens<'_> {
             Rows::Active(set) => set.members.desc().n_cols as u32,
         };
         let n_rows = op.up.desc().n_rows;
-        let (activation, [alpha, slope, cap]) = activation_codes(op.activation);
-        let skip = skip_code(op.skip);
+        let FfnCodes { kind, activation, parameters: [alpha, slope, cap], skip } = FfnCodes::of(op);
         let spans = [
             tests.clone(),
             ups.clone(),
@@ -198,7 +157,7 @@ impl ManyTokens<'_> {
             self.first_token as u32,
             self.n_expert(),
             u32::from(op.threshold.is_some()),
-            kind_code(op.kind),
+            kind,
             activation,
             skip,
             alpha.to_bits(),

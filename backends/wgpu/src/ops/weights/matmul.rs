@@ -2,11 +2,10 @@
 
 use hal::op::MatMul;
 use hal::{Operand, Plan, Result, Tensor, TensorDesc};
-use lower::takes_q8;
+use lower::{FEW_TOKENS, Scratch, WordFill, products_scratch, quantized_x, takes_q8};
 
 use super::operand::{Access, Weight, include, lanes, refusal};
-use super::scratch::Scratch;
-use super::{FEW_TOKENS, plan_of};
+use super::{plan_of, scratch_refusal};
 use crate::buffer::{Span, plain};
 use crate::facts::Facts;
 use crate::lowering::Lowering;
@@ -19,7 +18,9 @@ pub(in super::super) fn plan_matmul(op: &MatMul<TensorDesc>, facts: &Facts) -> P
     let refused = refuse_products(&op.w, op.x.n_rows, facts)
         .or_else(|| facts.binding_refusal("x", &op.x))
         .or_else(|| facts.binding_refusal("y", &op.y));
-    plan_of(refused, products_workspace(&op.w, op.x.n_rows), None)
+    let mut scratch = Scratch::default();
+    products_scratch(&op.w, op.x.n_rows, &mut scratch);
+    plan_of(refused, scratch.bytes(), None)
 }
 
 /// Why products of a weight and this number of tokens are not supported; `None` if they are.
@@ -28,52 +29,22 @@ pub(in super::super) fn refuse_products(
     n_tokens: usize,
     facts: &Facts,
 ) -> Option<String> {
-    let scratch = products_scratch(w, n_tokens);
-    refusal("w", w, 1, facts).or_else(|| scratch.refusal(facts))
-}
-
-/// Bytes of workspace that [`products`] takes.
-pub(in super::super) fn products_workspace(w: &TensorDesc, n_tokens: usize) -> u64 {
-    products_scratch(w, n_tokens).bytes
-}
-
-fn products_scratch(w: &TensorDesc, n_tokens: usize) -> Scratch {
     let mut scratch = Scratch::default();
-    scratch.q8(if takes_q8(w.format) { n_tokens * w.n_cols } else { 0 });
-    scratch
+    products_scratch(w, n_tokens, &mut scratch);
+    refusal("w", w, 1, facts).or_else(|| scratch_refusal(&scratch, facts))
 }
 
 pub(in super::super) fn lower_matmul(op: &MatMul<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
     let (x, n_tokens, y) = (input(op, out)?, op.x.desc().n_rows, plain(&op.y)?);
     let weight = Weight::new(&op.w, 1, out)?;
     let bias = op.bias.as_ref().map(plain).transpose()?;
-    Product { weight: &weight, x, n_tokens, bias, relu: false, experts: None, y }.lower(out)
+    Product { weight: &weight, x, n_tokens, bias, relu: false, experts: None, y, last: None }
+        .lower(out)
 }
 
-/// The x of a product as the shader reads it. Quantised values are at the beginning of the
-/// workspace, which `MatMul` uses for nothing else, unless an earlier dispatch left them elsewhere.
+/// The x of a product as the shader reads it.
 fn input(op: &MatMul<Tensor>, out: &mut Lowering<'_>) -> Result<Span> {
-    let x = plain(&op.x)?;
-    let Some(q) = quantized_for_matmul(op, out)? else { return Ok(x) };
-    if let Some(earlier) = out.earlier().quantized(&op.x) {
-        return Ok(earlier);
-    }
-    quantize(&x, op.x.desc().n_rows * op.x.desc().n_cols, &q, None, out)?;
-    out.earlier().set_quantized(&op.x, q.clone());
-    Ok(q)
-}
-
-/// Where a product expects its x in Q8 blocks; `None` if the product reads F32.
-pub(in super::super) fn quantized_for_matmul(
-    op: &MatMul<Tensor>,
-    out: &Lowering<'_>,
-) -> Result<Option<Span>> {
-    let desc = op.x.desc();
-    if takes_q8(op.w.desc().format) {
-        Scratch::default().q8(desc.n_rows * desc.n_cols).span(out).map(Some)
-    } else {
-        Ok(None)
-    }
+    quantized_x(op, out)?.map_or_else(|| plain(&op.x), Ok)
 }
 
 /// Whether one binding covers the whole weight.
@@ -95,9 +66,10 @@ pub(in super::super) fn lower_together(
     let weight = Weight::new(&first.w, 1, out)?;
     let (desc, lanes) = (weight.desc, lanes(&weight.desc, out.facts()));
     let row = out.facts().tuning.row as usize;
+    let access = Access::dots(1, out.facts());
     let mut source = decode_source(Source::new("matmul_three"), 1, row);
     for name in NAMES {
-        source = include(source, name, &desc, dots(1))?;
+        source = include(source, name, &desc, access)?.include(name, "lib/matmul_row");
     }
     let [mut weights, mut biases, mut results] = [const { Vec::new() }; 3];
     let (mut n_rows, mut n_groups, mut has_bias) = ([0; NAMES.len()], 0, 0);
@@ -124,45 +96,34 @@ pub(in super::super) fn lower_together(
     out.dispatch(&source, &spans, &numbers.map(|n| n as u32), grid)
 }
 
-/// `y[t, i] = w[i] . x[t] + bias[i]`. The workspace from byte `scratch` on (a multiple of 256)
-/// holds x in Q8 blocks.
+/// `y[t, i] = w[i] . x[t] + bias[i]`. `q8` is the scratch memory for x in Q8 blocks.
 pub(in super::super) fn products(
     w: &Tensor,
     x: &Span,
     n_tokens: usize,
     bias: Option<&Tensor>,
     y: Span,
-    scratch: u64,
+    q8: Span,
     out: &mut Lowering<'_>,
 ) -> Result<()> {
     let n_values = n_tokens * w.desc().n_cols;
     let mut x = x.clone();
     if takes_q8(w.desc().format) {
-        let q = Scratch::starting_at(scratch).q8(n_values).span(out)?;
-        quantize(&x, n_values, &q, None, out)?;
-        x = q;
+        quantize(&x, n_values, &q8, None, out)?;
+        x = q8;
     }
     let weight = Weight::new(w, 1, out)?;
     let bias = bias.map(plain).transpose()?;
-    Product { weight: &weight, x, n_tokens, bias, relu: false, experts: None, y }.lower(out)
-}
-
-/// Words that a quantisation or norm dispatch also sets: the first `n_zero` of `n` to 0, the others to
-/// `word`.
-#[derive(Clone, Debug)]
-pub(in super::super) struct WordFill {
-    pub(in super::super) span: Span,
-    pub(in super::super) n: usize,
-    pub(in super::super) n_zero: usize,
-    pub(in super::super) word: u32,
+    Product { weight: &weight, x, n_tokens, bias, relu: false, experts: None, y, last: None }
+        .lower(out)
 }
 
 /// Quantises `n_values` of `x`, which are whole blocks, to Q8 in `q`.
-pub(super) fn quantize(
+pub(in super::super) fn quantize(
     x: &Span,
     n_values: usize,
     q: &Span,
-    clear: Option<WordFill>,
+    clear: Option<WordFill<Span>>,
     out: &mut Lowering<'_>,
 ) -> Result<()> {
     let n_blocks = n_values / 32;
@@ -171,7 +132,7 @@ pub(super) fn quantize(
     let grid = out.facts().grid(n_blocks.div_ceil(8).max(clear.n.div_ceil(1024)));
     let numbers = [n_blocks as u32, clear.n as u32, clear.word, clear.n_zero as u32];
     let spans = [x.clone(), q.clone(), clear.span];
-    out.dispatch(&Source::new("quantize"), &spans, &numbers, grid)
+    out.dispatch(&Source::new("quantize").set("ROW", 64), &spans, &numbers, grid)
 }
 
 /// Restricts a product to the experts of each token. A pair is a token and an expert that the token
@@ -200,6 +161,17 @@ pub(super) struct Product<'a> {
     pub(super) relu: bool,
     pub(super) experts: Option<ExpertTokens>,
     pub(super) y: Span,
+    /// The end of a feed-forward block, for up to [`FEW_TOKENS`] tokens.
+    pub(super) last: Option<LastProduct>,
+}
+
+/// What the last product of a feed-forward block does beside it.
+pub(super) struct LastProduct {
+    /// Adds the products to y.
+    pub(super) accumulate: bool,
+    /// Numbers of active neurons per token, which are added to `active`.
+    pub(super) counts: Span,
+    pub(super) active: Span,
 }
 
 impl Product<'_> {
@@ -219,11 +191,12 @@ impl Product<'_> {
     }
 
     fn lower_few_tokens(&self, out: &mut Lowering<'_>) -> Result<()> {
-        let desc = &self.weight.desc;
+        let (desc, last) = (&self.weight.desc, self.last.as_ref());
         let row = out.facts().tuning.row as usize;
         let lanes = lanes(desc, out.facts());
         let source = decode_source(Source::new("matmul_few"), self.n_tokens, row);
-        let source = include(source, "weight", desc, dots(self.n_tokens))?;
+        let source = include(source, "weight", desc, Access::dots(self.n_tokens, out.facts()))?;
+        let source = source.include("weight", "lib/matmul_row");
         for part in &self.weight.parts {
             let numbers = [
                 desc.n_rows,
@@ -235,11 +208,18 @@ impl Product<'_> {
                 lanes,
                 usize::from(self.bias.is_some()),
                 usize::from(self.relu),
+                usize::from(last.is_some_and(|last| last.accumulate)),
+                // Each count is added once.
+                if last.is_some() && part.first == 0 { self.n_tokens } else { 0 },
             ];
             let grid = out.facts().grid(part.n.div_ceil(row / lanes));
             let bias = self.bias.clone().unwrap_or_else(|| out.dummy());
             let tables = self.weight.tables(out)?;
-            let spans = [part.span.clone(), tables, self.x.clone(), bias, self.y.clone()];
+            let counts = last.map_or_else(|| out.dummy(), |last| last.counts.clone());
+            // What is not written is bound to y, since the dummy buffer may be bound for reading.
+            let carried = last.map_or(&self.y, |last| &last.active).clone();
+            let (x, y) = (self.x.clone(), self.y.clone());
+            let spans = [part.span.clone(), tables, x, bias, counts, y, carried];
             out.dispatch(&source, &spans, &numbers.map(|n| n as u32), grid)?;
         }
         Ok(())
@@ -299,9 +279,4 @@ impl Product<'_> {
 pub(super) fn decode_source(source: Source, n_tokens: usize, row: usize) -> Source {
     let tokens = if n_tokens == 1 { "lib/tokens_one" } else { "lib/tokens_four" };
     source.include("tokens", tokens).set("ROW", row)
-}
-
-/// The dot products that a decode shader computes for this number of tokens.
-pub(super) fn dots(n_tokens: usize) -> Access {
-    if n_tokens == 1 { Access::DotsOne } else { Access::DotsFour }
 }

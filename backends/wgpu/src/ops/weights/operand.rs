@@ -26,12 +26,39 @@ pub(super) struct BoundRows {
 pub(super) enum Access {
     /// Dot products with one token.
     DotsOne,
+    /// [`Access::DotsOne`], with several units of the row loaded before the first is multiplied.
+    DotsOneAhead,
     /// Dot products with four tokens at a time.
     DotsFour,
+    /// [`Access::DotsFour`], with several units of the row loaded before the first is multiplied.
+    DotsFourAhead,
     /// Codes and scales of blocks (or values of a float format), for tiles of many rows.
     Tile,
     /// Four dequantised values at a time.
     Fours,
+}
+
+impl Access {
+    /// The dot products that a decode shader computes for this number of tokens.
+    pub(super) fn dots(n_tokens: usize, facts: &Facts) -> Access {
+        let [one, four] = if facts.tuning.loads_ahead {
+            [Access::DotsOneAhead, Access::DotsFourAhead]
+        } else {
+            [Access::DotsOne, Access::DotsFour]
+        };
+        if n_tokens == 1 { one } else { four }
+    }
+
+    /// The file that adds up dot products, from units of a row; `None` for other code.
+    fn dots_file(self) -> Option<&'static str> {
+        match self {
+            Access::DotsOne => Some("formats/dots_one"),
+            Access::DotsOneAhead => Some("formats/dots_one_ahead"),
+            Access::DotsFour => Some("formats/dots_four"),
+            Access::DotsFourAhead => Some("formats/dots_four_ahead"),
+            Access::Tile | Access::Fours => None,
+        }
+    }
 }
 
 /// The file of `shaders/formats/` that reads rows of a format; `None` if weights cannot have it.
@@ -70,6 +97,17 @@ fn reads_four(format: Format) -> bool {
     needs_tables(format) || format == Format::MXFP4
 }
 
+/// Whether rows of a float weight, and the activations, are whole loads of four words.
+fn is_wide(desc: &TensorDesc) -> bool {
+    let aligned = |words: Option<usize>| words.is_some_and(|words| words.is_multiple_of(4));
+    desc.format.quants().is_none() && aligned(stride(desc)) && desc.n_cols.is_multiple_of(8)
+}
+
+/// The file that multiplies float weights.
+fn float_unit(desc: &TensorDesc) -> &'static str {
+    if is_wide(desc) { "formats/unit_float_wide" } else { "formats/unit_float" }
+}
+
 /// Includes the shader code that reads a weight like `desc`. The names of its functions begin with
 /// `name`.
 pub(super) fn include(
@@ -82,8 +120,10 @@ pub(super) fn include(
     let Some(file) = format_file(desc.format) else {
         return Err(driver("compile", format!("{desc} is not a weight")));
     };
+    let dots = access.dots_file();
     let (data, x) = match quantised {
         Some(_) => ("array<vec4<u32>>", "array<vec4<u32>>"),
+        None if dots.is_some() && is_wide(desc) => ("array<vec4<u32>>", "array<vec4<f32>>"),
         None => ("array<u32>", "array<f32>"),
     };
     // The placeholders have the names of the bindings.
@@ -96,14 +136,9 @@ pub(super) fn include(
     let mut source = source.include("block", "formats/block").set(data_type, data).set(x_type, x);
     let Some(quants) = quantised else {
         source = source.include(name, file);
-        return Ok(match access {
-            Access::DotsOne => {
-                source.include(name, "formats/unit_float").include(name, "formats/dots_one")
-            }
-            Access::DotsFour => {
-                source.include(name, "formats/unit_float").include(name, "formats/dots_four")
-            }
-            Access::Tile | Access::Fours => source.include(name, "formats/four_float"),
+        return Ok(match dots {
+            Some(dots) => source.include(name, float_unit(desc)).include(name, dots),
+            None => source.include(name, "formats/four_float"),
         });
     };
     source = source.include(name, "formats/access");
@@ -126,16 +161,12 @@ pub(super) fn include(
     if reads_four(desc.format) && access != Access::Fours {
         source = source.include(name, "formats/by_four");
     }
-    Ok(match access {
-        Access::DotsOne => {
-            source.include(name, "formats/unit_q8").include(name, "formats/dots_one")
-        }
-        Access::DotsFour => {
-            source.include(name, "formats/unit_q8").include(name, "formats/dots_four")
-        }
-        Access::Tile => source,
-        Access::Fours => source.include(name, "formats/four_q8"),
-    })
+    if let Some(dots) = dots {
+        source = source.include(name, "formats/unit_q8").include(name, dots);
+    } else if access == Access::Fours {
+        source = source.include(name, "formats/four_q8");
+    }
+    Ok(source)
 }
 
 /// Maximum number of rows per binding, a multiple of `step`; 0 if `step` rows do not fit.
@@ -250,6 +281,7 @@ impl Weight {
 pub(super) fn lanes(desc: &TensorDesc, facts: &Facts) -> usize {
     let units = match desc.format.quants() {
         Some(_) => desc.n_cols / 32,
+        None if is_wide(desc) => stride(desc).unwrap_or(1) / 4,
         None => stride(desc).unwrap_or(1),
     };
     (units / 4).next_power_of_two().clamp(4, 32).min(facts.tuning.row as usize)

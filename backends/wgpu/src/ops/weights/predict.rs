@@ -2,12 +2,11 @@
 
 use hal::op::{HiddenActivation, Predict};
 use hal::{Operand, Plan, Result, Tensor, TensorDesc};
-use lower::takes_q8;
+use lower::{Scratch, ScratchRange, takes_q8};
 
 use super::matmul::{Product, quantize};
 use super::operand::{Weight, refusal};
-use super::plan_of;
-use super::scratch::{Scratch, ScratchRange};
+use super::{plan_of, scratch_refusal};
 use crate::buffer::plain;
 use crate::facts::Facts;
 use crate::lowering::Lowering;
@@ -49,8 +48,8 @@ pub(in super::super) fn plan_predict(op: &Predict<TensorDesc>, facts: &Facts) ->
     let refused = first
         .or_else(|| refusal("fc2", &op.fc2, 1, facts))
         .or_else(|| facts.binding_refusal("x", &op.x))
-        .or_else(|| scratch.refusal(facts));
-    plan_of(refused, scratch.bytes, None)
+        .or_else(|| scratch_refusal(&scratch, facts));
+    plan_of(refused, scratch.bytes(), None)
 }
 
 pub(in super::super) fn lower_predict(op: &Predict<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
@@ -81,7 +80,8 @@ pub(in super::super) fn lower_predict(op: &Predict<Tensor>, out: &mut Lowering<'
             x = q;
         }
         let weight = Weight::new(weight, 1, out)?;
-        Product { weight: &weight, x, n_tokens, bias, relu, experts: None, y }.lower(out)?;
+        Product { weight: &weight, x, n_tokens, bias, relu, experts: None, y, last: None }
+            .lower(out)?;
     }
     let flat = out.facts().tuning.flat as usize;
     let (n_ff, n_workgroups) = (fc2.n_rows, fc2.n_rows.div_ceil(flat));

@@ -8,6 +8,14 @@ use super::operand::{Access, include};
 use crate::shader::Source;
 use crate::translate::{sizes, translate};
 
+/// All dot products of decode shaders, with a number of tokens.
+const DOTS: [(Access, usize); 4] = [
+    (Access::DotsOne, 1),
+    (Access::DotsOneAhead, 1),
+    (Access::DotsFour, 4),
+    (Access::DotsFourAhead, 4),
+];
+
 fn weight_formats() -> impl Iterator<Item = Format> {
     Format::ALL.iter().copied().filter(|format| format.is_weight())
 }
@@ -15,7 +23,8 @@ fn weight_formats() -> impl Iterator<Item = Format> {
 fn check_all(name: &'static str, weight: &'static str, desc: &TensorDesc, [flat, row]: [u32; 2]) {
     let source = |access: Access, n_tokens: usize| {
         let source = decode_source(Source::new(name), n_tokens, row as usize).set("FLAT", flat);
-        include(source, weight, desc, access).expect("a weight")
+        let source = include(source, weight, desc, access).expect("a weight");
+        if name == "matmul_few" { source.include(weight, "lib/matmul_row") } else { source }
     };
     let include_each = |access: Access, files: [&'static str; 2]| {
         files.into_iter().map(|file| source(access, 4).include("which", file)).collect()
@@ -28,7 +37,7 @@ fn check_all(name: &'static str, weight: &'static str, desc: &TensorDesc, [flat,
         "get_rows" | "down_few" => {
             vec![source(Access::Fours, 1), source(Access::Fours, 4)]
         }
-        _ => vec![source(Access::DotsOne, 1), source(Access::DotsFour, 4)],
+        _ => DOTS.into_iter().map(|(access, n_tokens)| source(access, n_tokens)).collect(),
     };
     for source in sources {
         for shared in [false, true] {
@@ -40,15 +49,22 @@ fn check_all(name: &'static str, weight: &'static str, desc: &TensorDesc, [flat,
 /// Checks all shaders that read weights of a format, in workgroups of these sizes.
 fn check_format(format: Format, sizes: [u32; 2]) {
     let desc = TensorDesc::new(64, 256, format);
+    if format.quants().is_none() {
+        // Rows that are not whole loads of four words.
+        check_all("matmul_few", "weight", &TensorDesc::new(64, 67, format), sizes);
+    }
     let many = if format.quants().is_some() { "matmul_many" } else { "matmul_many_float" };
     for name in ["matmul_few", many, "across_few", "get_rows"] {
         check_all(name, "weight", &desc, sizes);
     }
-    let mut three = decode_source(Source::new("matmul_three"), 1, sizes[1] as usize);
-    for name in ["first", "second", "third"] {
-        three = include(three, name, &desc, Access::DotsOne).expect("a weight");
+    for access in [Access::DotsOne, Access::DotsOneAhead] {
+        let mut three = decode_source(Source::new("matmul_three"), 1, sizes[1] as usize);
+        for name in ["first", "second", "third"] {
+            three = include(three, name, &desc, access).expect("a weight");
+            three = three.include(name, "lib/matmul_row");
+        }
+        translate(&three, false).unwrap_or_else(|error| panic!("{desc}: {error}"));
     }
-    translate(&three, false).unwrap_or_else(|error| panic!("{desc}: {error}"));
     let layouts = [Layout::Rows, Layout::Transposed { n_source: 256 }];
     for layout in layouts {
         for name in ["down_few", "down_many"] {
@@ -56,13 +72,16 @@ fn check_format(format: Format, sizes: [u32; 2]) {
         }
     }
     for (gate, up) in [(format, format), (Format::BF16, format), (format, Format::Q4_K)] {
-        for (access, n_tokens) in [(Access::DotsOne, 1), (Access::DotsFour, 4)] {
-            let source = decode_source(Source::new("ffn_few"), n_tokens, sizes[1] as usize);
+        for (access, n_tokens) in DOTS {
             let gate = TensorDesc { format: gate, ..desc };
             let up = TensorDesc { format: up, ..desc };
-            let source = include(source, "gate", &gate, access).expect("a weight");
-            let source = include(source, "up", &up, access).expect("a weight");
-            translate(&source, false).unwrap_or_else(|error| panic!("{gate} {up}: {error}"));
+            for name in ["ffn_few", "ffn_dense"] {
+                let source = decode_source(Source::new(name), n_tokens, sizes[1] as usize);
+                let source = include(source, "gate", &gate, access).expect("a weight");
+                let source = include(source, "up", &up, access).expect("a weight");
+                translate(&source, false)
+                    .unwrap_or_else(|error| panic!("{name} {gate} {up}: {error}"));
+            }
         }
     }
 }
@@ -86,7 +105,7 @@ fn shaders_without_weights_translate() {
     for [flat, _] in sizes() {
         for name in names.into_iter().chain(["predict_count", "predict_list"]).chain(experts) {
             for shared in [false, true] {
-                let source = Source::new(name).set("FLAT", flat);
+                let source = Source::new(name).set("FLAT", flat).set("ROW", 64);
                 translate(&source, shared).unwrap_or_else(|error| panic!("{name}: {error}"));
             }
         }
