@@ -6,6 +6,11 @@ use std::process::Command;
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
+    // Also if git fails now, so that a later build asks again.
+    let log = ".git/logs/HEAD";
+    if Path::new(log).is_file() {
+        println!("cargo:rerun-if-changed={log}");
+    }
     println!("cargo:rustc-env=THERMOCLINE_COMMIT={}", commit().unwrap_or_default());
 }
 

@@ -96,10 +96,11 @@ fn measure(device: &Device, n_head_kv: usize, format: Format, n_ctx: usize) -> R
         queue.write(&cache.v, &tensor_bytes)?;
         recorder.push(Attention {
             q: q.clone(),
-            cache,
+            cache: cache.into(),
             batch: batch.clone(),
             slopes: None,
             sinks: None,
+            selected: None,
             y: y.clone(),
             n_head: N_HEAD,
             n_head_kv,

@@ -1,6 +1,7 @@
 // y[t] = sum, over the experts g that token t uses, of down_g . h[t, rows of g]. A down matrix has
 // one row per output, and the matrices of all experts that have rows are stacked. For decode: a fixed
-// number of lanes together compute two outputs at once.
+// number of lanes together compute two outputs at once. The experts are dealt to the slices of the
+// grid's second dimension, so that a device has enough blocks; each slice has sums of its own.
 
 #include "dialect.h"
 #include "lib/dots.cuh"
@@ -63,9 +64,12 @@ static DEVICE void across_few_tokens(const unsigned* weight, const unsigned* tab
                                      unsigned n_tokens, unsigned lanes) {
     SHARED(unsigned, masks, 32);
     SHARED(unsigned, used, MAX_LISTED_GROUPS);
+    // By the expert alone, so that a token's sums do not depend on the other tokens.
+    const unsigned slice = block_index().y, n_slices = grid_size().y;
     const unsigned n_used = list_used(n_filled, used, masks, [=](unsigned m) {
-        return is_used(group_weight, n_group, n_tokens, filled[m]);
+        return m % n_slices == slice && is_used(group_weight, n_group, n_tokens, filled[m]);
     });
+    y += (size_t)slice * n_tokens * n_out;
     const unsigned per = 2 * (block_size().x / lanes), lane = thread() & (lanes - 1);
     const unsigned matrix_words = W::FLOAT ? n_cols : n_cols / 32 * Q8_WORDS, x_words = n_filled * matrix_words;
     for (unsigned first = per * block_index().x; first < n_out; first += per * grid_size().x) {

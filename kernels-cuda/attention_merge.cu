@@ -1,6 +1,8 @@
 // Merges the spans of a head in order, with its attention sink; a block per head of a token. Also
-// writes Q8 blocks if q is given.
+// writes Q8 blocks if q is given. Further blocks prefetch. With `selected`, tokens attended to lists of
+// positions, of `n_listed` entries.
 #include "lib/attention.cuh"
+#include "lib/prefetch.cuh"
 #include "lib/quantize.cuh"
 
 using namespace attention;
@@ -8,15 +10,18 @@ using namespace attention;
 static constexpr unsigned MOST_SPANS = 64, THREADS = 256;
 
 // Processes `n_cols` columns at a time, a power of two.
-KERNEL(attention_merge)(const float* all_parts, const float* sinks, const unsigned* batch, float* y, unsigned* q,
-    unsigned max_tokens, unsigned n_rows, unsigned n_head, unsigned d_value, unsigned n_spans, unsigned window, unsigned n_cols) {
+KERNEL(attention_merge)(const float* all_parts, const float* sinks, const unsigned* batch, const unsigned* selected, float* y, unsigned* q,
+    unsigned max_tokens, unsigned n_rows, unsigned n_head, unsigned d_value, unsigned n_spans, unsigned window,
+    unsigned n_listed, unsigned n_cols, const unsigned char* ahead, unsigned n_lines) {
+    if (prefetches(ahead, n_lines, n_head)) return;
     SHARED(float, weights, MOST_SPANS);
     const Batch facts{batch, max_tokens};
     const unsigned head = block_index().x, t = block_index().y;
     if (t >= real_tokens(batch, n_rows)) return;
     // Spans with at least one chunk are consecutive and wrap around to span 0.
     const unsigned pos = facts.pos(t), first = first_seen(pos, window) / CHUNK;
-    const unsigned last = (end_seen(facts, t, pos, window) - 1) / CHUNK;
+    const unsigned* list = selected + size_t(t) * n_listed;
+    const unsigned end = selected ? n_selected(list, n_listed) : end_seen(facts, t, pos, window), last = (end - 1) / CHUNK;
     const unsigned n_chunks = last + 1 - first, n = n_chunks < n_spans ? n_chunks : n_spans;
     const size_t at = size_t(t) * n_head + head;
     const Parts parts(const_cast<float*>(all_parts), n_rows, n_head, n_spans, d_value);

@@ -131,6 +131,9 @@ DEVICE float4 load_stream(const float4* at) {
     return make_float4(from_bits(v.x), from_bits(v.y), from_bits(v.z), from_bits(v.w));
 }
 
+/// Starts to bring the cache line of global memory at `at` into the L2 cache.
+DEVICE void prefetch_l2(const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
+
 DEVICE unsigned atomic_add(unsigned* at, unsigned v) { return atomicAdd(at, v); }
 DEVICE unsigned atomic_or(unsigned* at, unsigned v) { return atomicOr(at, v); }
 DEVICE unsigned atomic_max(unsigned* at, unsigned v) { return atomicMax(at, v); }

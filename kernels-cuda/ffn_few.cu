@@ -4,16 +4,22 @@
 //
 // If gate and up have different formats, two launches do this: the first writes test values (`up` is
 // null), and the second turns them into neuron values (`test` is null).
+//
+// If the neurons are all rows of a matrix or of experts, and a matrix follows that takes Q8 blocks, a
+// thread block computes whole blocks of 32 neurons and quantises them (`q`).
 
 #include "dialect.h"
 #include "lib/dots.cuh"
 #include "lib/ffn.cuh"
 #include "lib/groups.cuh"
+#include "lib/quantize.cuh"
+#include "lib/wide.cuh"
 
 typedef FORMAT W;
 
-// Blocks of 128 threads per multiprocessor: the host launches that many (`PER_UNIT` in `ffn.rs`).
-constexpr unsigned BLOCKS = 4;
+// Blocks of 256 threads per multiprocessor, or twice as many of 128: the host launches that many of
+// 128 (`PER_UNIT` in `ffn.rs`).
+constexpr unsigned BLOCKS = 2;
 
 // Number of units in flight for each of `n_rows` rows, so that registers suffice for BLOCKS blocks.
 template <class F, unsigned T>
@@ -43,6 +49,7 @@ struct FfnStep {
     const unsigned* starts;
     unsigned* h;
     unsigned* counts;
+    unsigned* q;
     unsigned n_rows, row_words, n_cols, n_tokens, lanes;
     // Capacity of the row list, its membership words per row, and the bit of the first token.
     unsigned capacity, words, bit;
@@ -156,6 +163,23 @@ static DEVICE void finish_neuron(const FfnStep& p, unsigned row, unsigned my_tok
     p.h[(size_t)my_token * p.n_rows + row] = word;
 }
 
+// Quantises the values of `count` of all `n` neurons from `first` on, which this thread block has
+// written. An expert has whole blocks.
+static DEVICE void quantize_neurons(const FfnStep& p, const unsigned* used, unsigned first, unsigned count, unsigned n) {
+    barrier();
+    const unsigned n_blocks = count / 32 * p.n_tokens, at_once = block_size().x / 8;
+    // All threads run the same number of iterations, so that whole warps quantise together.
+    for (unsigned begin = 0; begin < n_blocks; begin += at_once) {
+        const unsigned i = begin + thread() / 8, token = i % p.n_tokens;
+        const unsigned row = neuron_of(p, used, first + i / p.n_tokens * 32, n).row;
+        const bool inside = i < n_blocks && row < p.n_rows;
+        const size_t at = (size_t)token * p.n_rows + row;
+        float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        if (inside) v = load4(reinterpret_cast<const float*>(p.h) + at + 4 * (thread() & 7));
+        quantize_block(v, p.q + at / 32 * Q8_WORDS, inside);
+    }
+}
+
 template <unsigned T>
 static DEVICE void ffn_few_tokens(const FfnStep& p) {
     SHARED(unsigned, carried, 16);
@@ -182,33 +206,38 @@ static DEVICE void ffn_few_tokens(const FfnStep& p) {
     const FfnMatrix matrices[2] = {p.test, together ? p.up : p.test};
     const unsigned per = each * (block_size().x / p.lanes), lane = t & (p.lanes - 1);
     const unsigned x_words = W::FLOAT ? p.n_cols : p.n_cols / 32 * Q8_WORDS;
-    for (unsigned base = per * block_index().x; base < n; base += per * grid_size().x) {
-        const unsigned first = base + each * (t / p.lanes);
-        const FfnNeuron neurons[2] = {neuron_of(p, used, first, n), neuron_of(p, used, first + each - 1, n)};
-        for (unsigned token = 0; token < p.n_tokens; token += T) {
-            const Rows x = {p.x + (size_t)token * x_words, x_words, p.n_tokens - token};
-            const unsigned my_token = token + lane % T;
-            const float by[2] = {factor(p, neurons[0], my_token), factor(p, neurons[1], my_token)};
-            const bool wanted[2] = {of_any_token<T>(by[0] != 0.0f), of_any_token<T>(by[1] != 0.0f)};
-            float firsts[T] = {}, seconds[T] = {};
-            if (p.test.at != nullptr) {
-                const unsigned rows[2] = {neurons[0].row, neurons[1].row};
-                two_rows<T>(firsts, seconds, p, matrices, rows, wanted, lane, x);
-            } else {
-                const size_t token_at = (size_t)(my_token < p.n_tokens ? my_token : token) * p.n_rows;
-                const float one = wanted[0] ? from_bits(p.h[token_at + neurons[0].row]) : 0.0f;
-                const float other = wanted[1] ? from_bits(p.h[token_at + neurons[1].row]) : 0.0f;
+    // Powers of two, so that a stretch is a whole number of steps.
+    const unsigned stretch = p.q == nullptr || per > 32 ? per : 32;
+    for (unsigned first_of = stretch * block_index().x; first_of < n; first_of += stretch * grid_size().x) {
+        for (unsigned base = first_of; base < first_of + stretch && base < n; base += per) {
+            const unsigned first = base + each * (t / p.lanes);
+            const FfnNeuron neurons[2] = {neuron_of(p, used, first, n), neuron_of(p, used, first + each - 1, n)};
+            for (unsigned token = 0; token < p.n_tokens; token += T) {
+                const Rows x = {p.x + (size_t)token * x_words, x_words, p.n_tokens - token};
+                const unsigned my_token = token + lane % T;
+                const float by[2] = {factor(p, neurons[0], my_token), factor(p, neurons[1], my_token)};
+                const bool wanted[2] = {of_any_token<T>(by[0] != 0.0f), of_any_token<T>(by[1] != 0.0f)};
+                float firsts[T] = {}, seconds[T] = {};
+                if (p.test.at != nullptr) {
+                    const unsigned rows[2] = {neurons[0].row, neurons[1].row};
+                    two_rows<T>(firsts, seconds, p, matrices, rows, wanted, lane, x);
+                } else {
+                    const size_t token_at = (size_t)(my_token < p.n_tokens ? my_token : token) * p.n_rows;
+                    const float one = wanted[0] ? from_bits(p.h[token_at + neurons[0].row]) : 0.0f;
+                    const float other = wanted[1] ? from_bits(p.h[token_at + neurons[1].row]) : 0.0f;
 #pragma unroll
-                for (unsigned j = 0; j < T; j++) firsts[j] = one, seconds[j] = other;
-            }
-            const float first_test = pick<T>(firsts, lane % T), second_test = pick<T>(seconds, lane % T);
+                    for (unsigned j = 0; j < T; j++) firsts[j] = one, seconds[j] = other;
+                }
+                const float first_test = pick<T>(firsts, lane % T), second_test = pick<T>(seconds, lane % T);
 #pragma unroll 1
-            for (unsigned r = 0; r < each; r++) {
-                const unsigned row = r == 0 ? neurons[0].row : neurons[1].row;
-                finish_neuron<T>(p, row, my_token, r == 0 ? by[0] : by[1], r == 0 ? first_test : second_test, seconds,
-                                 together, lane, x, carried);
+                for (unsigned r = 0; r < each; r++) {
+                    const unsigned row = r == 0 ? neurons[0].row : neurons[1].row;
+                    finish_neuron<T>(p, row, my_token, r == 0 ? by[0] : by[1], r == 0 ? first_test : second_test, seconds,
+                                     together, lane, x, carried);
+                }
             }
         }
+        if (p.q != nullptr) quantize_neurons(p, used, first_of, stretch, n);
     }
     barrier();
     if (t < p.n_tokens && carried[t] != 0) atomic_add(p.counts + t, carried[t]);
@@ -216,28 +245,28 @@ static DEVICE void ffn_few_tokens(const FfnStep& p) {
 
 // The number of tokens is a compile-time constant, which saves registers. Missing biases, thresholds,
 // lists and experts are null.
-KERNEL_OF(128, BLOCKS, ffn_one)
+KERNEL_OF(256, BLOCKS, ffn_one)
 (const unsigned* test, const unsigned* up, const unsigned* tables, const unsigned* x, const float* bias_test,
  const float* bias_up, const unsigned* ids, const unsigned* count, const unsigned* members, const float* threshold,
- const float* group_weight, const unsigned* starts, unsigned* h, unsigned* counts, unsigned n_rows, unsigned row_words,
- unsigned n_cols, unsigned, unsigned lanes, unsigned capacity, unsigned words, unsigned bit, unsigned n_group,
+ const float* group_weight, const unsigned* starts, unsigned* h, unsigned* counts, unsigned* q, unsigned n_rows,
+ unsigned row_words, unsigned n_cols, unsigned, unsigned lanes, unsigned capacity, unsigned words, unsigned bit, unsigned n_group,
  unsigned most_rows, unsigned kind, unsigned activation, unsigned skip, float alpha, float slope, float cap) {
     const FfnStep step = {{test, bias_test}, {up, bias_up}, tables, x, ids, count, members, threshold, group_weight, starts,
-                          h, counts, n_rows, row_words, n_cols, 1, lanes, capacity, words, bit, n_group, most_rows,
+                          h, counts, q, n_rows, row_words, n_cols, 1, lanes, capacity, words, bit, n_group, most_rows,
                           {kind, activation, skip, alpha, slope, cap}};
     ffn_few_tokens<1>(step);
 }
 EXPORT(ffn_one)
 
 // For up to 16 tokens.
-KERNEL_OF(128, BLOCKS, ffn_few)
+KERNEL_OF(256, BLOCKS, ffn_few)
 (const unsigned* test, const unsigned* up, const unsigned* tables, const unsigned* x, const float* bias_test,
  const float* bias_up, const unsigned* ids, const unsigned* count, const unsigned* members, const float* threshold,
- const float* group_weight, const unsigned* starts, unsigned* h, unsigned* counts, unsigned n_rows, unsigned row_words,
- unsigned n_cols, unsigned n_tokens, unsigned lanes, unsigned capacity, unsigned words, unsigned bit, unsigned n_group,
+ const float* group_weight, const unsigned* starts, unsigned* h, unsigned* counts, unsigned* q, unsigned n_rows,
+ unsigned row_words, unsigned n_cols, unsigned n_tokens, unsigned lanes, unsigned capacity, unsigned words, unsigned bit, unsigned n_group,
  unsigned most_rows, unsigned kind, unsigned activation, unsigned skip, float alpha, float slope, float cap) {
     const FfnStep step = {{test, bias_test}, {up, bias_up}, tables, x, ids, count, members, threshold, group_weight, starts,
-                          h, counts, n_rows, row_words, n_cols, n_tokens, lanes, capacity, words, bit, n_group, most_rows,
+                          h, counts, q, n_rows, row_words, n_cols, n_tokens, lanes, capacity, words, bit, n_group, most_rows,
                           {kind, activation, skip, alpha, slope, cap}};
     ffn_few_tokens<4>(step);
 }

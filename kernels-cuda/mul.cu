@@ -10,7 +10,11 @@ static DEVICE float gate(unsigned activation, float v) {
         case 2: return v * gate_sigmoid(v);
         case 3: return softplus(v);
         // (1 + tanh y) / 2 is the sigmoid of 2 y.
-        default: return v * gate_sigmoid(1.5957691216f * v * fmaf(0.044715f * v, v, 1.0f));
+        case 4: return v * gate_sigmoid(1.5957691216f * v * fmaf(0.044715f * v, v, 1.0f));
+        default: {
+            const float root = sqrtf(fmaxf(fabsf(v), 1e-6f));
+            return v == 0.0f ? 0.5f : gate_sigmoid(v < 0.0f ? -root : root);
+        }
     }
 }
 

@@ -1,4 +1,5 @@
 // y = norm(x) * weight + bias over runs of columns: a block per run, or 32 threads for short runs.
+#include "lib/prefetch.cuh"
 #include "lib/quantize.cuh"
 #include "lib/sums.cuh"
 #include "lib/wide.cuh"
@@ -72,12 +73,14 @@ DEVICE float4 normed(float4 v, float factor, const float* weight, const float* b
 
 // Runs of more than 256 columns that are aligned for vector loads; a block per run. Fused work:
 // `x += a` unless `a` is null, y in Q8 blocks unless `q` is null, initialisation of words for the next
-// launch (`quantize`).
+// launch (`quantize`); blocks after the first `n_runs` prefetch.
 KERNEL(norm_wide)(float* x, const float* a, const float* weight, const float* bias, float* y, unsigned* q, unsigned* clear,
-    unsigned n_clear, unsigned cleared, unsigned n_zero, unsigned width, unsigned kind, float eps) {
+    unsigned n_clear, unsigned cleared, unsigned n_zero, unsigned width, unsigned kind, float eps, unsigned n_runs,
+    const unsigned char* ahead, unsigned n_lines) {
+    if (prefetches(ahead, n_lines, n_runs)) return;
     constexpr unsigned HELD = 8;
     const unsigned t = thread(), n = block_size().x, n_fours = width / 4;
-    for (unsigned i = block_index().x * n + t; i < n_clear; i += n * grid_size().x) clear[i] = i < n_zero ? 0 : cleared;
+    for (unsigned i = block_index().x * n + t; i < n_clear; i += n * n_runs) clear[i] = i < n_zero ? 0 : cleared;
     const size_t at = size_t(block_index().x) * width;
     x += at;
     y += at;

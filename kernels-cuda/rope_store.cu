@@ -1,8 +1,9 @@
 // Rotates queries and keys, and writes keys and values to their cache rows: two `rope` launches and
 // a `store_kv` launch in one. One block per head of a token: query heads first, then key heads with
-// their value heads.
+// their value heads. Further blocks prefetch.
 #include "cache/cache.cuh"
 #include "lib/batch.cuh"
+#include "lib/prefetch.cuh"
 #include "lib/turn.cuh"
 
 // Stores a head's columns of one half of the cache; called by all threads of a warp.
@@ -26,7 +27,9 @@ struct StoreHead {
 KERNEL(rope_store)(const float* freqs, const unsigned* batch, float* q, float* k, const float* v, unsigned* cached_k,
     unsigned* cached_v, unsigned max_tokens, unsigned n_rows, unsigned n_head, unsigned n_head_kv, unsigned d_head,
     unsigned d_value, unsigned first, unsigned n_pairs, unsigned pair_step, unsigned pair_other, unsigned k_words,
-    unsigned v_words, unsigned cache_rows, float scale, unsigned k_format, unsigned v_format) {
+    unsigned v_words, unsigned cache_rows, float scale, unsigned k_format, unsigned v_format, const unsigned char* ahead,
+    unsigned n_lines) {
+    if (prefetches(ahead, n_lines, n_head + n_head_kv)) return;
     const Batch facts{batch, max_tokens};
     const unsigned t = block_index().y;
     if (t >= real_tokens(batch, n_rows)) return;

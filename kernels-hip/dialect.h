@@ -128,6 +128,9 @@ DEVICE float4 load_stream(const float4* at) {
     return make_float4(from_bits(v.x), from_bits(v.y), from_bits(v.z), from_bits(v.w));
 }
 
+// Before gfx12, no instruction reads into the L2 cache alone; the host launches no blocks for it.
+DEVICE void prefetch_l2(const void*) {}
+
 DEVICE unsigned atomic_add(unsigned* at, unsigned v) { return atomicAdd(at, v); }
 DEVICE unsigned atomic_or(unsigned* at, unsigned v) { return atomicOr(at, v); }
 DEVICE unsigned atomic_max(unsigned* at, unsigned v) { return atomicMax(at, v); }

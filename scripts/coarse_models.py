@@ -373,9 +373,54 @@ def arctic(w):
     return m
 
 
+def talkie(w):
+    """Norms without weights, factors of queries after RoPE, and the embedding added after each layer."""
+    m = Model("talkie", "talkie", w, 2, feed_forward_length=8, attention__head_count_kv=HEADS, logit_scale=0.7)
+    w.step, m.n_tokens = 1, 7
+    m.ends(norm=False)
+    for i, blk in enumerate(f"blk.{i}." for i in range(2)):
+        m.attention(blk, kv=HEADS)
+        w.put(f"{blk}attn_q_norm.weight", 1 + 0.3 * w.noise(HEADS, 1))
+        w.put(f"{blk}layer_output_scale.weight", np.float32([0.5 - i]))
+        m.dense(blk, n=8)
+        for part, gain in [("attn_output", 0.75), ("ffn_down", 1.25 + i)]:
+            w.put(f"{blk}{part}.scale", np.float32([gain]))
+    return m
+
+
+def hrm_text(w):
+    """Two stacks of two layers, the low one run twice before the high one; gated attention."""
+    m = Model("hrm_text", "hrm_text", w, 6, feed_forward_length=8, hrm__layers_per_stack=2, hrm__h_cycles=1,
+              hrm__l_cycles=2, embedding_scale=1.5)
+    w.step, m.n_tokens = 1, 7
+    m.ends(norm=False, tied=True)
+    w.put("hrm.z_l_init", w.noise(WIDTH))
+    for blk in (f"blk.{i}." for i in range(4)):
+        m.attention(blk)
+        w.matrix(f"{blk}attn_gate", HEADS * D_HEAD, WIDTH)
+        m.dense(blk, n=8)
+    return m
+
+
+def grovemoe(w):
+    """Chunks of two experts share a block that reads the experts' output."""
+    n, n_ff, n_chunk = 6, 8, 4
+    m = Model("grovemoe", "grovemoe", w, 1, expert_count=n, expert_used_count=3, expert_feed_forward_length=n_ff,
+              expert_chunk_feed_forward_length=n_chunk, experts_per_group=2, expert_group_scale=0.8)
+    w.step, m.n_tokens = 1, 7
+    m.ends(tied=True)
+    m.norms("blk.0.", "attn_norm", "ffn_norm")
+    m.attention("blk.0.")
+    m.qk_norms("blk.0.")
+    m.experts("blk.0.", n, n_ff, selection=False)
+    for part, n_out, n_in in [("gate", n_chunk, WIDTH), ("up", n_chunk, WIDTH), ("down", WIDTH, n_chunk)]:
+        w.put(f"blk.0.ffn_{part}_chexps.weight", np.float16(1.5 * n_in**-0.5 * w.noise(n // 2, n_out, n_in)))
+    return m
+
+
 def models(weights):
     """Every model; `weights(seed)` makes its random tensors."""
     builders = [mamba, jamba, plamo2, falcon_h1, llama4, grok, muse_glimmer, cohere2moe, rwkv7, step35, maple, apertus, arctic,
-                rwkv6, qrwkv, gemma3n]
+                rwkv6, qrwkv, gemma3n, talkie, hrm_text, grovemoe]
     for seed, build in enumerate(builders, start=300):
         yield build(weights(seed))

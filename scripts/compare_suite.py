@@ -32,6 +32,7 @@ class Model:
     spec: str  # of `bench --synthetic`, or a name of shape_models.py
     size: float  # bytes, about
     has_shape: bool = False  # of a published model
+    chosen: float = 0.0  # share of neurons that routers choose, in a model whose activation has zeros
 
 
 Q4_0 = Model("1b-q4_0-silu.gguf", "1b:Q4_0:silu", 0.62 * GB)
@@ -45,8 +46,9 @@ PWRI_7B = Model("7b-q4_0-relu.pwri.gguf", "7b:Q4_0:relu:pwri", 4.4 * GB)
 EXPERTS = Model("experts-q4_0-silu.gguf", "2048x12x768x32/4*64/8:Q4_0:silu", 2.25 * GB)
 # Layers of published models, with the sparsity that is in them: see shape_models.py.
 SHAPES = [Model(f"{name}.gguf", name, size * GB, has_shape=True) for name, size in (
-    ("Qwen3.6-35B-A3B", 1.9), ("Gemma-4-26B-A4B", 2.8), ("GLM-4.7-Flash", 1.6), ("Nemotron-3-Nano", 2.4),
-    ("LFM2-8B-A1B", 1.4))]
+    ("Qwen3.6-35B-A3B", 1.9), ("Gemma-4-26B-A4B", 2.8), ("GLM-4.7-Flash", 1.6), ("LFM2-8B-A1B", 1.4))]
+# Squared ReLU: 6 of 128 experts, and a shared one that is twice as wide.
+NEMOTRON = Model("Nemotron-3-Nano.gguf", "Nemotron-3-Nano", 2.4 * GB, has_shape=True, chosen=(6 + 2) / (128 + 2))
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,8 @@ ROWS = [
     Row("decode 7B Q4_0 PWRI predictor", "tg", 24, PWRI_7B, 2.3, peer_model=DENSE_7B, sparsity="predicted"),
     *[Row(f"{work} {model.spec}", test, n, model, 1.0, sparsity="exact")
       for model in SHAPES for work, test, n in (("decode", "tg", 48), ("prefill 512", "pp", 512))],
+    Row("decode Nemotron-3-Nano", "tg", 48, NEMOTRON, 1.3, sparsity="exact"),
+    Row("prefill 512 Nemotron-3-Nano", "pp", 512, NEMOTRON, 1.0, sparsity="exact"),
 ]
 
 
@@ -193,6 +197,8 @@ def table_row(row, threads, rounds, peer_bytes):
     ratios = [m / t for m, t in zip(mine, theirs)]
     density = median(r["density"] if r["density"] is not None else 1.0 for r, _ in rounds)
     name = row.name + (f", {100 * density:.1f} % active" if row.peer_model else "")
+    if row.model.chosen:
+        name += f", {100 * density / row.model.chosen:.1f} % of the chosen neurons active"
     if row.aim is None:
         aim = ["", "no aim"]
     else:

@@ -61,6 +61,39 @@ def dense(s):
         "text_config": {**s, "head_dim": 16, "rope_parameters": sections}, "vision_config": vision}
 
 
+def newer(s):
+    routed = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32)
+    yield "mimo2", "MiMoV2Flash", {
+        **s, "num_hidden_layers": 4, "head_dim": 24, "v_head_dim": 16, "n_routed_experts": 4, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32, "sliding_window": 6, "attention_value_scale": 0.7, "layer_types": [
+            "full_attention", "sliding_attention", "sliding_attention", "full_attention"]}
+    kinds = ["full_attention", "sliding_attention", "sliding_attention", "sliding_attention", "full_attention"]
+    laguna = {**s, **routed, "num_hidden_layers": 5, "head_dim": 16, "shared_expert_intermediate_size": 48,
+              "layer_types": kinds, "sliding_window": 6, "moe_routed_scaling_factor": 1.5}
+    yield "laguna", "Laguna", {**laguna, "num_attention_heads_per_layer": [4, 6, 6, 6, 4]}
+    yield "laguna-m", "Laguna", {**laguna, "layer_types": ["full_attention"] * 5, "gating": "per-element"}
+    kinds = ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention", "full_attention"]
+    command = {**s, "num_hidden_layers": 5, "head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2,
+               "layer_types": kinds, "sliding_window": 6}
+    yield "cohere2moe", "Cohere2Moe", {
+        **command, "expert_selection_fn": "sigmoid", "num_shared_experts": 1, "prefix_dense_intermediate_size": 80,
+        "mlp_layer_types": ["dense"] + ["sparse"] * 4}
+    yield "cohere2moe-softmax", "Cohere2Moe", {**command, "expert_selection_fn": "softmax"}
+    yield "dbrx", "Dbrx", dict(
+        vocab_size=512, d_model=64, n_heads=4, n_layers=3, max_seq_len=256, bos_token_id=0, eos_token_id=1,
+        attn_config=dict(kv_n_heads=2, clip_qkv=1.5, rope_theta=10000.0),
+        ffn_config=dict(ffn_hidden_size=48, moe_num_experts=4, moe_top_k=2, hidden_size=64))
+    yield "bamba", "Bamba", {**s, **MAMBA, "attn_layer_indices": [1]}
+    no_mamba = {**s, **MAMBA, "layer_types": ["attention"] * 3, "shared_intermediate_size": 48,
+                "embedding_multiplier": 2.0, "logits_scaling": 2.0}
+    yield "granite-4", "GraniteMoeHybrid", {
+        **no_mamba, "num_local_experts": 0, "num_experts_per_tok": 0, "position_embedding_type": "rope"}
+    yield "granite-4-nope", "GraniteMoeHybrid", {
+        **no_mamba, "num_local_experts": 0, "num_experts_per_tok": 0, "position_embedding_type": "nope"}
+    yield "granitemoe-4", "GraniteMoeHybrid", {
+        **no_mamba, "num_local_experts": 4, "num_experts_per_tok": 2, "position_embedding_type": "rope"}
+
+
 def older(s):
     yield "gpt2", "GPT2LMHeadModel", dict(vocab_size=512, n_embd=64, n_layer=3, n_head=4, n_positions=256,
                                           bos_token_id=0, eos_token_id=1)
@@ -87,6 +120,29 @@ def experts(s):
         **YARN, "mscale": 1.0, "mscale_all_dim": 1.0}}
     yield "deepseek-v3-plain", "DeepseekV3", {**s, **LATENT, **ONE_GROUP, "num_experts_per_tok": 3}
     yield "glm4_moe_lite", "Glm4MoeLite", {**s, **LATENT, **ONE_GROUP, "mlp_layer_types": ["dense", "sparse", "sparse"]}
+    # With few heads in an indexer, all of a position's products may be negative. Its score is then 0, as that of others,
+    # and PyTorch selects any of them. llama.cpp rotates heads whose size is a multiple of 64.
+    yield "deepseek_v32", "DeepseekV32", {**s, **LATENT, **ONE_GROUP, "index_n_heads": 16, "index_head_dim": 64,
+                                          "index_topk": 8}
+    # Layers with each kind of attention, and with experts from a table and from a router. A text of this check is too short
+    # for a block of 128 positions.
+    yield "deepseek_v4", "DeepseekV4", {
+        **s, "num_hidden_layers": 4, "num_key_value_heads": 1, "head_dim": 32, "partial_rotary_factor": 0.5,
+        "q_lora_rank": 24, "moe_intermediate_size": 32, "n_routed_experts": 8, "num_experts_per_tok": 3,
+        "layer_types": ["sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention",
+                        "compressed_sparse_attention"],
+        "mlp_layer_types": ["hash_moe", "hash_moe", "moe", "moe"], "sliding_window": 6, "o_groups": 2, "o_lora_rank": 16,
+        "index_n_heads": 16, "index_head_dim": 64, "index_topk": 3, "swiglu_limit": 1.5, "rope_parameters": YARN}
+    yield "glm_moe_dsa", "GlmMoeDsa", {**s, **LATENT, **ONE_GROUP, "index_n_heads": 16, "index_head_dim": 64,
+                                       "index_topk": 8, "mlp_layer_types": ["dense", "sparse", "sparse"]}
+    # `transformers` saves dense layers of this family under the names of layers with experts, so there is none here.
+    yield "kimi_linear", "KimiLinear", {
+        **s, **LATENT, **ONE_GROUP, "q_lora_rank": None, "num_key_value_heads": 4, "num_hidden_layers": 4,
+        "num_experts": 8, "num_experts_per_token": 3, "num_shared_experts": 1, "num_expert_group": 1,
+        "mlp_layer_types": ["sparse"] * 4, "first_k_dense_replace": 0, "mla_use_nope": True,
+        "moe_router_activation_func": "sigmoid", "routed_scaling_factor": 2.0,
+        "linear_attn_config": {"head_dim": 16, "num_heads": 4, "short_conv_kernel_size": 4, "full_attn_layers": [3],
+                               "kda_layers": [1, 2, 4]}}
     glm = dict(n_routed_experts=8, num_experts_per_tok=3, moe_intermediate_size=32, first_k_dense_replace=1,
                head_dim=16, routed_scaling_factor=1.5, **ONE_GROUP)
     yield "glm4moe", "Glm4Moe", {**s, **glm, "use_qk_norm": True, "attention_bias": True}
@@ -137,9 +193,6 @@ def hybrid(s):
              "shared_intermediate_size": 48, "embedding_multiplier": 2.0, "logits_scaling": 2.0}
     yield "granitehybrid", "GraniteMoeHybrid", {**mixed, "num_local_experts": 0, "num_experts_per_tok": 0}
     yield "granitehybrid-moe", "GraniteMoeHybrid", {**mixed, "num_local_experts": 4, "num_experts_per_tok": 2}
-    yield "granitehybrid-attention", "GraniteMoeHybrid", {
-        **mixed, "layer_types": ["attention"] * 3, "num_local_experts": 0, "num_experts_per_tok": 0,
-        "position_embedding_type": "rope"}
     yield "falcon-h1", "FalconH1", {**s, **MAMBA, "mamba_d_ssm": 128, "head_dim": 16, "attention_in_multiplier": 0.8,
                                     "key_multiplier": 0.7, "ssm_multipliers": [0.9, 0.8, 1.1, 1.2, 0.7],
                                     "ssm_in_multiplier": 1.2, "ssm_out_multiplier": 0.6, "mlp_multipliers": [0.9, 0.8],
@@ -178,6 +231,42 @@ def gemma(s):
                                    "moe_intermediate_size": 32}
 
 
+def newest(s):
+    yield "hrm_text", "HrmText", {**s, "num_key_value_heads": 4, "num_hidden_layers": 2, "head_dim": 16, "H_cycles": 2,
+                                  "L_cycles": 2, "prefix_lm": False, "embedding_scale": 3.0}
+    kinds = ["sliding_attention", "full_attention", "sliding_attention", "sliding_attention"]
+    yield "granite_swa", "GraniteSWA", {
+        **s, "num_hidden_layers": 4, "layer_types": kinds, "sliding_window": 6, "attention_multiplier": 0.3,
+        "embedding_multiplier": 3.0, "residual_multiplier": 0.5, "logits_scaling": 2.0,
+        "layer_rope_theta": [10000.0, 0, 10000.0, 10000.0]}
+    yield "mellum", "Mellum", {
+        **s, "num_hidden_layers": 4, "layer_types": kinds, "sliding_window": 6, "head_dim": 16, "num_experts": 4,
+        "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+        # llama.cpp has one base for all layers.
+        "rope_parameters": {kind: {"rope_type": "default", "rope_theta": 10000.0} for kind in set(kinds)}}
+    yield "muse-glimmer", "MuseGlimmerForConditionalGeneration", {
+        "text_config": {**s, "num_hidden_layers": 5, "head_dim": 16, "sliding_window": 6},
+        "vision_config": dict(num_hidden_layers=1, hidden_size=32, num_attention_heads=2, intermediate_size=32)}
+    yield "bailingmoe3", "BailingHybrid", {
+        **s, **LATENT, **GROUPS, "num_hidden_layers": 4, "num_local_experts": 8, "head_dim": 16, "layer_group_size": 2,
+        "routed_scaling_factor": 2.0, "q_lora_rank": None, "num_mtp_layers": 0}
+    yield "glm5_next", "Glm5NextForConditionalGeneration", {
+        "text_config": {**s, **LATENT, **ONE_GROUP, "qk_rope_head_dim": 0, "num_hidden_layers": 4, "index_n_heads": 16,
+                        "index_head_dim": 32, "index_topk": 8, "index_kpool": 4, "linear_head_dim": 16,
+                        "linear_num_heads": 4, "hc_mult": 4, "mlp_layer_types": ["dense"] + ["sparse"] * 3, "layer_types": [
+                            "linear_attention", "linear_attention", "indexed_attention", "linear_attention"]},
+        "vision_config": dict(depth=1, hidden_size=32, num_heads=2, intermediate_size=32, out_hidden_size=64,
+                              projection_intermediate_size=32)}
+    # The layer of n-grams must be linear.
+    yield "qwen4exp", "Qwen4Exp", {
+        **s, **DELTA, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 48, "hc_count": 2, "hc_lowrank": 8, "ple_layer_ids": [2], "ngram_size": 3,
+        "heads_per_ngram": 2, "ngram_vocab_size_base": 50, "make_ngram_vocab_size_divisible_by": 8,
+        "split_ngram_parts": 3, "indexer_n_heads": 4, "indexer_kv_heads": 1, "indexer_head_dim": 32,
+        "indexer_budget": 32, "indexer_compress_ratio": 4, "output_gate_type": "sigmoid", "rope_parameters": {
+            "rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5, "mrope_section": [4, 2, 2]}}
+
+
 def complete(name, folder):
     """Adds what published checkpoints of a case have and `transformers` does not store: matrices that are not used."""
     if name != "gemma3n":
@@ -197,5 +286,5 @@ def complete(name, folder):
 
 
 def cases(shape):
-    for group in (dense, older, experts, hybrid, gemma):
+    for group in (dense, newer, older, experts, hybrid, gemma, newest):
         yield from group(shape)

@@ -12,20 +12,19 @@ from functools import cached_property
 from pathlib import Path
 
 import llvm_tools
+from kernel_values import FORMAT, tile_bytes, tile_format, values_of
 
 ROOT = Path(__file__).resolve().parent.parent
 CRATE = "thermocline_simd"
-# Values of a tile of quantised weights (backends/simd/src/tile.rs).
-TILE = 512
-# Bytes and values per block (backends/hal/src/format).
-BLOCKS = {
-    "f32": (4, 1), "f16": (2, 1), "bf16": (2, 1), "q4_0": (18, 32), "q4_1": (20, 32), "q5_0": (22, 32), "q5_1": (24, 32),
-    "q8_0": (34, 32), "iq4_nl": (18, 32), "mxfp4": (17, 32), "q1_0": (18, 128), "q2_k": (84, 256), "q3_k": (110, 256),
-    "q4_k": (144, 256), "q5_k": (176, 256), "q6_k": (210, 256), "iq4_xs": (136, 256), "iq2_xxs": (66, 256),
-    "iq2_xs": (74, 256), "iq2_s": (82, 256), "iq3_xxs": (98, 256), "iq3_s": (110, 256), "iq1_s": (50, 256),
-    "iq1_m": (56, 256),
-}
-FORMAT = re.compile("(?<![a-z0-9])(?:" + "|".join(sorted(BLOCKS, key=len, reverse=True)) + ")(?![a-z0-9])")
+# Levels of the types that choose the products of NEON kernels (backends/simd/src/neon).
+PRODUCTS = {"WideningProducts": "neon", "DotProducts": "neon-dotprod", "MatrixProducts": "neon-i8mm"}
+# Groups of modules whose name is not that of their group.
+GROUPS = {"plain": "dot", "panel_vnni": "panel"}
+# Products of one group of a panel: at most 32 rows, 32 columns and 8 tokens.
+MAX_GROUP_PRODUCTS = 32 * 32 * 8
+# Formats whose rows are added without unpacking them first (backends/simd/src/sum_rows.rs).
+WITHOUT_UNPACKING = ("f32", "f16", "bf16", "q4_0", "q4_1", "q8_0")
+PRODUCTS_TYPE = re.compile(rf"{CRATE}::neon::(?:panel_)?products::({'|'.join(PRODUCTS)})(?:, )?")
 
 
 # --- compiling ---------------------------------------------------------------------------------------------------
@@ -69,7 +68,7 @@ class Instruction:
 
     @cached_property
     def mnemonic(self):
-        return self.text.split(None, 1)[0]
+        return self.text.removeprefix("{vex} ").split(None, 1)[0]
 
     @cached_property
     def target(self):
@@ -95,6 +94,8 @@ class Architecture:
              r"[su]dot|usdot|[su]mmla|bfdot|bfmmla|fml[as]|fmlal|[su]ml[as]l|[su]mull"))
         self.is_call, self.ends, self.is_jump = (re.compile(p).match for p in (calls, ends, jumps))
         self.multiplies = re.compile(multiplies).match
+        self.adds = re.compile("vaddps" if self.x86 else "fadd$").match
+        self.accumulates = re.compile(rf"{multiplies}|{'vaddps' if self.x86 else 'fadd$'}").match
 
     def is_vector(self, instruction):
         if self.x86:
@@ -156,7 +157,8 @@ class Architecture:
                 if name in steps and name in starts and (value - starts[name]) % steps[name] == 0:
                     return (value - starts[name]) // steps[name]
             # Two iterations, the first of which leaves a flag.
-            if re.match(r"testb \$(0x)?1, %\w+$|tbz [wx]\d+, #(0x)?0,", instruction.text):
+            flag = re.match(r"testb \$(0x)?1, %\w+$|tbn?z [wx](\d+), #(0x)?0,", instruction.text)
+            if flag and (self.x86 or any(re.match(rf"mov [wx]{flag[2]}, ", i.text) for i in inner)):
                 return 2
         for name, step in steps.items():
             if starts.get(name) and starts[name] % step == 0 and starts[name] // step < 0:
@@ -310,7 +312,7 @@ class Loop:
 
 @dataclass
 class Kernel:
-    level: str  # avx2, avx512, neon
+    level: str  # avx2, avxvnni, avx512, neon, ..
     group: str  # dot, panel, sum_rows, ..: the module or the table's entry
     name: str
     path: list  # instructions of an iteration
@@ -337,76 +339,68 @@ def symbolize(library, addresses):
     return [[frame["FunctionName"] for frame in entry["Symbol"]] for entry in entries]
 
 
-def tile_bytes(frames):
-    """The size of the tiles over which the code loops, None if it has none."""
-    return next((int(found[1]) for frame in frames if (found := re.search(r"::for_tiles::<(\d+),", frame))), None)
-
-
-def tile_format(n_bytes):
-    """The one format with codebooks whose tiles have this size, None if there are several or none."""
-    names = [name for name, (size, n_values) in BLOCKS.items() if name[:3] in ("iq1", "iq2", "iq3", "q1_") and
-             TILE // n_values * size == n_bytes]
-    return names[0] if len(names) == 1 else None
-
-
-def lanes(instruction):
-    """Floats in the vectors of an instruction."""
-    return 16 if "zmm" in instruction.text else 8 if "ymm" in instruction.text else 4
-
-
-def is_tile_loop(chains):
-    """Whether a loop with these inlined functions is the one in `for_tiles`, not one inside the kernel's closure."""
-    return any(any("::for_tiles::<" in frame for frame in chain)
-               and "{closure" not in "".join(chain[: [("::for_tiles::<" in frame) for frame in chain].index(True)])
-               for chain in chains)
-
-
-def values_of(chains, name, increments, multiplications):
-    """Weights and bytes per iteration, from the tile's size or the distances by which pointers move."""
-    steps, tile = {abs(step) for step in increments.values()}, next(filter(None, map(tile_bytes, chains)), None)
-    if tile and is_tile_loop(chains):
-        whole = max((step // tile for step in steps if step % tile == 0), default=1)
-        return TILE * whole, tile * whole
-    found = FORMAT.search(name)
-    if not found:
-        return None, None
-    n_bytes, n_values = BLOCKS[found[0]]
-    tokens = re.search(r"<(\d+)>$", name)
-    if n_values == 1 and tokens:  # one multiplication per value and token
-        n_values = sum(map(lanes, multiplications)) // int(tokens[1])
-        return n_values, n_values * n_bytes
-    # Sums and activations move by four bytes per value, or by one if they are quantised.
-    fits = [step for step in steps if step % n_bytes == 0 and step // n_bytes * n_values >= 8
-            and any(step // n_bytes * n_values * size in steps for size in (4, 1))]
-    return (max(fits) // n_bytes * n_values, max(fits)) if fits else (None, None)
-
-
-def hot_loops(loops, arch, is_single):
-    """Numbers of products and loops. With `is_single`, the loop with the most products among those whose inner loops run a
-    known number of times: never the loop over rows, because the length of a row is unknown. Otherwise all innermost ones.
+def hot_loops(loops, arch, group):
+    """Numbers of products and loops. In most groups, these are loops whose inner loops run a known number of times: never the
+    loop over rows, because the length of a row is unknown. Of dot products, the one with the most products; of panels and
+    sums, where a function has several kernels, all of them. Of other groups, also loops whose inner loops do not multiply.
     """
-    counted = [(sum(bool(arch.multiplies(i.mnemonic)) for i in loop.path), loop) for loop in loops if loop.is_exact]
-    counted = [(n_products, loop) for n_products, loop in counted if n_products]
-    if is_single:
-        return sorted(counted, key=lambda one: (one[0], -len(one[1].path)))[-1:]
-    return [(n_products, loop) for n_products, loop in counted if not loop.children]
+    def counted(counts):
+        return [(n, loop) for loop in loops if (n := sum(bool(counts(i.mnemonic)) for i in loop.path))]
+
+    found = counted(arch.accumulates if group == "transposed" else arch.multiplies)
+    if not found and group == "sum_rows":  # products may come from a table
+        found = counted(arch.adds)
+    if group in ("panel", "sum_rows"):
+        return [(n, loop) for n, loop in found if loop.is_exact]
+    if group != "dot":
+        return [(n, loop) for n, loop in found if group == "attention" and loop.is_exact
+                or not any(arch.accumulates(i.mnemonic) for child in loop.children for i in child.path)]
+    return sorted([(n, loop) for n, loop in found if loop.is_exact], key=lambda one: (one[0], -len(one[1].path)))[-1:]
+
+
+def level_of(folder, module, symbol):
+    """The level of a function."""
+    found = PRODUCTS_TYPE.search(symbol)
+    return PRODUCTS[found[1]] if found else "avxvnni" if module == "panel_vnni" else folder
+
+
+def first_match(pattern, *names):
+    return next(filter(None, (re.search(pattern, name) for name in names)), None)
 
 
 def kernel_name(symbol, frames):
     """The name of a function in its module; for functions that contain several kernels, of the one inlined into them."""
+    symbol, *frames = (PRODUCTS_TYPE.sub("", name).replace("::<>", "") for name in (symbol, *frames))
+    cache = first_match(r"::attention::of_(\w+)::(scores|add_weighted)$", *frames, symbol)
+    if cache:
+        n_queries = first_match(r"::(?:score|add_strip)::<(\d+)", *frames)
+        return f"{cache[2]} {cache[1]}" + (f"<{n_queries[1]}>" if n_queries else "")
     inlined = [frame for frame in frames if "{closure" not in frame and frame.startswith(CRATE)]
+    symbol = inlined[-1] if symbol.startswith("<") and inlined else symbol
     if re.search(r"::(rows|sum|multiply)(::<\d+>)?$", symbol) and len(inlined) > 1:
         symbol = inlined[-2]
         tile = tile_bytes(frames)
         if "::dot::" in symbol and tile:  # the formats that are unpacked first
             symbol = re.sub(r"dots(?=::<|$)", tile_format(tile) or f"{tile} bytes a tile", symbol)
-    parts = symbol.replace("::<", "<").split("::")
+    codes = first_match(r"::(small|signed)_groups::<\d+, \w+(?:, (\d+))?>$", *frames)
+    parts = (symbol.replace("::<", "<") + (f" {codes[1]} {codes[2] or ''}".rstrip() if codes else "")).split("::")
     plain = re.match(r"of_(\w+)$", parts[-2])
     return re.sub("dots|add_rows", plain[1], parts[-1]) if plain else parts[-1]
 
 
 def products_at(loop, arch):
-    return next(i.address for i in loop.path if arch.multiplies(i.mnemonic))
+    return next(i.address for counts in (arch.multiplies, arch.adds) for i in loop.path if counts(i.mnemonic))
+
+
+def is_whole(group, name, n_values, code, chains):
+    """Whether a loop does all the work of its kernel: one group of a panel, but not the factors of its tokens; and in sums of
+    rows, unpacking too, which may be a call or another loop."""
+    if group == "panel":
+        return n_values is not None and n_values <= MAX_GROUP_PRODUCTS
+    if group != "sum_rows":
+        return True
+    kind = FORMAT.search(name)
+    return bool(kind and n_values and (kind[0] in WITHOUT_UNPACKING or any("unpack" in f for i in code for f in chains[i.address])))
 
 
 def kernels(library, arch, groups):
@@ -415,10 +409,14 @@ def kernels(library, arch, groups):
     names = dict(zip(functions, llvm_tools.output("llvm-cxxfilt", stdin="\n".join(functions)).splitlines()))
     wanted = {}
     for symbol, instructions in functions.items():
-        place = re.match(rf"{CRATE}::(avx2|avx512|neon)::(\w+)::", names[symbol])
-        group = place and {"plain": "dot"}.get(place[2], place[2])
-        if place and instructions and groups.fullmatch(group) and "{closure" not in names[symbol]:
-            wanted[symbol] = place[1], group, hot_loops(Graph(instructions, arch).loops(), arch, group == "dot")
+        place = re.match(rf"<?{CRATE}::(avx2|avx512|neon)::(\w+)::", names[symbol])
+        group = place and GROUPS.get(place[2], place[2])
+        if not (place and instructions and groups.fullmatch(group)):
+            continue
+        hot = hot_loops(Graph(instructions, arch).loops(), arch, group)
+        # A table's closures contain the kernels where all processors have their instructions.
+        if "{closure" not in names[symbol] or hot and names[symbol].startswith("<"):
+            wanted[symbol] = level_of(place[1], place[2], names[symbol]), group, hot
     addresses = {i.address for *_, hot in wanted.values() for _, loop in hot for i in [*loop.own, *loop.path]}
     # Without a loop, the calls have the name of what is called in it.
     addresses |= {i.address for symbol, (*_, hot) in wanted.items() if not hot for i in functions[symbol]}
@@ -433,11 +431,10 @@ def kernels(library, arch, groups):
             chain = chains[products_at(loop, arch)]
             name = kernel_name(names[symbol], chain)
             own = [chains[i.address] for i in loop.own]
-            n_values, n_bytes = values_of(own, name, arch.increments(loop.own),
-                                          [i for i in loop.path if arch.multiplies(i.mnemonic)])
-            rows = re.search(r"<(\d+)>$", name) if group == "sum_rows" else None
-            if rows and n_values:  # each value of the sum takes a weight of every row
-                n_values, n_bytes = n_values * int(rows[1]), n_bytes * int(rows[1])
+            multiplications = [i for i in loop.path if (arch.accumulates if group == "transposed" else arch.multiplies)(i.mnemonic)]
+            n_values, n_bytes = values_of(group, name, own, arch.increments(loop.own), multiplications)
+            if not is_whole(group, name, n_values, [*loop.own, *loop.path], chains):
+                continue
             kernel = Kernel(level, group, name, loop.path, n_values, n_bytes, n_products)
             # Functions may share a kernel: the largest copy counts.
             found[kernel.id] = max(found.get(kernel.id, kernel), kernel, key=lambda k: (k.n_products, len(k.path)))

@@ -14,8 +14,12 @@ import numpy as np
 
 VOCAB = 32768
 BLOCK, BLOCK_BYTES = 32, 18  # of Q4_0
-# Standard deviation of the weights of matrices; one value of Q4_0 has a standard deviation of 4.6 steps.
-STDEV = 0.02
+# Standard deviation of the weights of matrices. Codes are 1 to 15, so that their mean is a weight of 0 and their standard
+# deviation 4.3 steps: a mean other than 0 would add up over layers, until all neurons are active.
+STDEV, STEPS = 0.02, 4.32
+# Codes of a weight two steps below 0, and of 0. Blocks without a gate have the first in the first column of their up matrices,
+# and the first value of all tokens is positive, so that few neurons are active, as in trained models with a squared ReLU.
+NEGATIVE, ZERO = 6, 8
 # Blocks of random weights, of which each matrix takes a part: making them takes longer than writing them.
 POOL_BLOCKS = 1 << 20
 
@@ -23,11 +27,13 @@ POOL_BLOCKS = 1 << 20
 class Model:
     """Metadata and tensors of one model."""
 
-    def __init__(self, path, arch, n_layer, width, **keys):
+    def __init__(self, path, arch, n_layer, width, outputs=STDEV, **keys):
+        """`outputs` is the standard deviation of the matrices that add to the residual."""
+        self.outputs = outputs
         self.writer = gguf.GGUFWriter(path, arch)
         self.arch, self.width, self.random = arch, width, np.random.default_rng(7)
-        self.pool = self.random.integers(0, 256, (POOL_BLOCKS, BLOCK_BYTES), dtype=np.uint8)
-        self.pool[:, :2] = np.full(POOL_BLOCKS, STDEV / 4.6, np.float16).view(np.uint8).reshape(-1, 2)
+        low, high = self.random.integers(1, 16, (2, POOL_BLOCKS, BLOCK_BYTES), dtype=np.uint8)
+        self.pool = low | high << 4
         self.put_keys(block_count=n_layer, embedding_length=width, context_length=131072, **keys)
         self.vocabulary()
 
@@ -57,11 +63,16 @@ class Model:
         w.add_bos_token_id(1)
         w.add_eos_token_id(2)
 
-    def matrix(self, name, *shape):
-        """A matrix in Q4_0; `shape` ends with the number of columns."""
+    def matrix(self, name, *shape, first=None, stdev=STDEV):
+        """A matrix in Q4_0; `shape` ends with the number of columns. `first` is the code of the first value of each row."""
         n_blocks = int(np.prod(shape)) // BLOCK
-        first = self.random.integers(POOL_BLOCKS)
-        blocks = np.resize(np.roll(self.pool, -first, axis=0), (n_blocks, BLOCK_BYTES))
+        start = self.random.integers(POOL_BLOCKS)
+        blocks = np.resize(np.roll(self.pool, -start, axis=0), (n_blocks, BLOCK_BYTES))
+        blocks[:, :2] = np.float16(stdev / STEPS).reshape(1).view(np.uint8)
+        if first is not None:
+            of_rows = blocks[::shape[-1] // BLOCK, 2]
+            of_rows &= 0xF0
+            of_rows |= first
         blocks = blocks.reshape(*shape[:-1], shape[-1] // BLOCK * BLOCK_BYTES)
         self.writer.add_tensor(f"{name}.weight", blocks, raw_dtype=gguf.GGMLQuantizationType.Q4_0)
 
@@ -74,29 +85,44 @@ class Model:
             self.floats(f"{prefix}{name}.weight", *np.atleast_1d(size), mean=1.0)
 
     def experts(self, blk, n, n_ff, gated=True):
-        self.floats(f"{blk}.ffn_gate_inp.weight", n, self.width)
+        router = STDEV * self.random.standard_normal((n, self.width))
+        # What is the same in all tokens would choose the same experts.
+        router[:, 0] = 0
+        self.writer.add_tensor(f"{blk}.ffn_gate_inp.weight", router.astype(np.float32))
         for part in ("gate", "up") if gated else ("up",):
-            self.matrix(f"{blk}.ffn_{part}_exps", n, n_ff, self.width)
-        self.matrix(f"{blk}.ffn_down_exps", n, self.width, n_ff)
+            self.matrix(f"{blk}.ffn_{part}_exps", n, n_ff, self.width, first=None if gated else NEGATIVE)
+        self.matrix(f"{blk}.ffn_down_exps", n, self.width, n_ff, stdev=self.outputs)
 
     def block(self, blk, n_ff, suffix="", gated=True):
         """A dense feed-forward block, or a shared expert."""
         for part in ("gate", "up") if gated else ("up",):
-            self.matrix(f"{blk}.ffn_{part}{suffix}", n_ff, self.width)
-        self.matrix(f"{blk}.ffn_down{suffix}", self.width, n_ff)
+            self.matrix(f"{blk}.ffn_{part}{suffix}", n_ff, self.width, first=None if gated else NEGATIVE)
+        self.matrix(f"{blk}.ffn_down{suffix}", self.width, n_ff, stdev=self.outputs)
 
     def attention(self, blk, n_q, n_kv, width_of_heads=None, v=True):
         """`n_q`, `n_kv`: columns of all heads."""
         self.matrix(f"{blk}.attn_q", n_q, self.width)
         for part in ("k", "v") if v else ("k",):
             self.matrix(f"{blk}.attn_{part}", n_kv, self.width)
-        self.matrix(f"{blk}.attn_output", self.width, width_of_heads or n_q)
+        self.matrix(f"{blk}.attn_output", self.width, width_of_heads or n_q, stdev=self.outputs)
 
-    def finish(self, head=True, norm="output_norm"):
-        self.matrix("token_embd", VOCAB, self.width)
+    def embeddings(self, constant):
+        """Embeddings whose first value is `constant` in all tokens."""
+        blocks = np.resize(self.pool, (VOCAB, self.width // BLOCK, BLOCK_BYTES))
+        blocks[:, :, :2] = np.float16(STDEV / STEPS).reshape(1).view(np.uint8)
+        blocks[:, 0, :2] = np.float16(-constant / 8).reshape(1).view(np.uint8)
+        blocks[:, 0, 2:] = 0x88
+        blocks[:, 0, 2] = 0x80
+        self.writer.add_tensor("token_embd.weight", blocks.reshape(VOCAB, -1), raw_dtype=gguf.GGMLQuantizationType.Q4_0)
+
+    def finish(self, head=True, norm="output_norm", constant=None):
+        if constant is None:
+            self.matrix("token_embd", VOCAB, self.width)
+        else:
+            self.embeddings(constant)
         self.norms("", **{norm: self.width})
         if head:
-            self.matrix("output", VOCAB, self.width)
+            self.matrix("output", VOCAB, self.width, first=None if constant is None else ZERO)
         self.writer.write_header_to_file()
         self.writer.write_kv_data_to_file()
         self.writer.write_tensors_to_file()
@@ -191,11 +217,11 @@ def glm_flash(path, n_layer=5):
 
 def nemotron_nano(path, pattern="MEMEM*E"):
     """Nemotron 3 Nano 30B-A3B: the first of its 52 layers; M is a Mamba-2 mixer, E experts with a squared ReLU and without
-    a gate, * attention."""
+    a gate, * attention. About one in ten neurons is active."""
     n_head, d_head, n_group, d_state = 64, 64, 8, 128
     inner = n_head * d_head
     conv = inner + 2 * n_group * d_state
-    m = Model(path, "nemotron_h_moe", len(pattern), 2688, attention__head_count=32,
+    m = Model(path, "nemotron_h_moe", len(pattern), 2688, outputs=STDEV / 256, attention__head_count=32,
               attention__head_count_kv=[2 if kind == "*" else 0 for kind in pattern], attention__key_length=128,
               attention__value_length=128, attention__layer_norm_epsilon=1e-5, attention__layer_norm_rms_epsilon=1e-5,
               rope__dimension_count=84, feed_forward_length=[1856 if kind == "E" else 0 for kind in pattern],
@@ -220,8 +246,8 @@ def nemotron_nano(path, pattern="MEMEM*E"):
             m.floats(f"{blk}.ssm_a", n_head, 1, mean=-8.0, stdev=2.0)
             m.floats(f"{blk}.ssm_d", n_head, 1, mean=1.0)
             m.norms(f"{blk}.", ssm_norm=(n_group, inner // n_group))
-            m.matrix(f"{blk}.ssm_out", 2688, inner)
-    m.finish()
+            m.matrix(f"{blk}.ssm_out", 2688, inner, stdev=m.outputs)
+    m.finish(constant=3.0)
 
 
 def lfm2moe(path, n_layer=8):

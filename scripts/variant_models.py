@@ -12,7 +12,10 @@ GELU_BOUND = 1e-3
 
 
 class Model:
-    """One model; layers are added by the methods. `bound`: see tests/families/mod.rs."""
+    """One model; layers are added by the methods. `bound`: see tests/families/mod.rs; `n_tokens`: of its run, if not the
+    usual number."""
+
+    n_tokens = None
 
     def __init__(self, name, arch, weights, n_layer, bound=None, **keys):
         self.name, self.arch, self.w, self.bound = name, arch, weights, bound

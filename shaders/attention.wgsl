@@ -3,6 +3,8 @@
 // the chunks and writes the largest score, the sum of weights and the weighted values of the span.
 // Source: Flash attention (Dao et al.), split over positions as in Flash-Decoding.
 //
+// In sparse attention, TOKENS is 1 and positions are places in the token's list of positions.
+//
 // p.lanes invocations share a key, eight values each; p.value_lanes share a value. Each has four rows
 // of the cache, all in flight at once or one after the other.
 
@@ -10,7 +12,8 @@
 @group(0) @binding(1) var<storage, read> k_data: {{k_type}};
 @group(0) @binding(2) var<storage, read> v_data: {{v_type}};
 @group(0) @binding(3) var<storage, read> batch: array<u32>;
-@group(0) @binding(4) var<storage, read> slopes: array<f32>;
+// The slopes of the heads, or the positions of each token.
+@group(0) @binding(4) var<storage, read> extras: array<u32>;
 @group(0) @binding(5) var<storage, read_write> parts: array<f32>;
 
 struct Params {
@@ -18,7 +21,7 @@ struct Params {
     at_k: u32,
     at_v: u32,
     at_batch: u32,
-    at_slopes: u32,
+    at_extras: u32,
     at_parts: u32,
     max_tokens: u32,
     max_seqs: u32,
@@ -38,7 +41,8 @@ struct Params {
     v_words: u32,
     n_spans: u32,
     // 0 for all positions up to the token's; with the highest bit, the length of chunks; with the next
-    // one, the most positions before or after the token's; otherwise the length of a sliding window.
+    // one, the most positions before or after the token's; otherwise the length of a sliding window. In
+    // sparse attention, the number of entries of a token's list.
     window: u32,
     has_slopes: u32,
     scale: f32,
@@ -79,6 +83,7 @@ var<workgroup> exchange: array<vec4<f32>, 2 * {{ROW}}>;
 {{include k}}
 {{include v}}
 {{include window}}
+{{include rows}}
 
 fn value_of(t: u32) -> u32 { return 2u * (t & 1u) + ((t >> 1u) & 1u); }
 
@@ -112,7 +117,7 @@ fn score_of(product: f32, query: u32, head: u32, seq: u32, pos: u32) -> f32 {
     if (p.softcap != 0.0) { score = p.softcap * tanh_of(score / p.softcap); }
     if (p.has_slopes != 0u) {
         let at = min(head + query % HEADS, p.n_head - 1u);
-        score -= slopes[p.at_slopes + at] * abs(f32(own.w) - f32(pos));
+        score -= bitcast<f32>(extras[p.at_extras + at]) * abs(f32(own.w) - f32(pos));
     }
     return score;
 }
@@ -241,7 +246,7 @@ fn main(
                 var dots = array<vec4<f32>, 2 * {{PAIRS}}>();
                 if (quad < QUADS && pos <= last && pos + 4u > first) {
                     // Positions that no token attends to read a neighbour.
-                    let row = cache_row(seq, pos);
+                    let rows = vec4<u32>(p.at_k) + rows_of(seq, first_token, pos, first, last) * p.k_words;
                     {{include add_keys}}
                 }
                 {{repeat i in PAIRS}}
@@ -265,7 +270,7 @@ fn main(
             for (var quad = first_value_quad; quad < QUADS; quad += value_quad_step) {
                 let pos = start + 4u * quad;
                 if (pos > last || pos + 4u <= first || col >= p.d_value) { continue; }
-                let row = cache_row(seq, pos);
+                let rows = vec4<u32>(p.at_v) + rows_of(seq, first_token, pos, first, last) * p.v_words;
                 {{include add_values}}
             }
             workgroupBarrier();

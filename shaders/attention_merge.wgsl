@@ -4,13 +4,16 @@
 @group(0) @binding(0) var<storage, read> parts: array<f32>;
 @group(0) @binding(1) var<storage, read> sinks: array<f32>;
 @group(0) @binding(2) var<storage, read> batch: array<u32>;
-@group(0) @binding(3) var<storage, read_write> y: array<f32>;
-@group(0) @binding(4) var<storage, read_write> q: array<u32>;
+// The positions of each token, in sparse attention.
+@group(0) @binding(3) var<storage, read> extras: array<u32>;
+@group(0) @binding(4) var<storage, read_write> y: array<f32>;
+@group(0) @binding(5) var<storage, read_write> q: array<u32>;
 
 struct Params {
     at_parts: u32,
     at_sinks: u32,
     at_batch: u32,
+    at_extras: u32,
     at_y: u32,
     at_q: u32,
     max_tokens: u32,
@@ -18,6 +21,7 @@ struct Params {
     n_head: u32,
     d_value: u32,
     n_spans: u32,
+    // As in attention.wgsl.
     window: u32,
     has_sinks: u32,
     quantized: u32,

@@ -32,6 +32,8 @@ struct Params {
     heads_divisor: u32,
     d_k: u32,
     d_v: u32,
+    // With a bound, which is negative, the logarithm of a decay factor is between it and 0.
+    bound: f32,
     scale: f32,
 }
 var<immediate> p: Params;
@@ -42,10 +44,21 @@ var<immediate> p: Params;
 const GROUPS: u32 = {{SHARED}}u;
 const COLUMNS: u32 = {{FLAT}}u / GROUPS;
 
+// Number of decay factors per token: one, or one for each row of the state.
+const FACTORS: u32 = {{FACTORS}}u;
+
 // Double buffers: some lanes read one token's sums while others write those of the next token.
 var<workgroup> known: array<f32, 2 * {{FLAT}}>;
 var<workgroup> sums: array<f32, 2 * {{FLAT}}>;
 var<workgroup> products: array<f32, 2 * {{SHARED}}>;
+// Read before a token's last barrier and written after it.
+var<workgroup> factors: array<f32, {{FACTORS}}>;
+
+// The decay factor for x, decay plus bias, with the head's rate.
+fn decay_factor(x: f32, rate: f32) -> f32 {
+    if (p.bound < 0.0) { return exp(p.bound * sigmoid_of(rate * x)); }
+    return exp(rate * softplus_of(x));
+}
 
 @compute @workgroup_size({{FLAT}})
 fn main(
@@ -79,8 +92,18 @@ fn main(
         // Tokens of other sequences in this range have no effect.
         let mine = batch_seq(t) == seq;
         let token = t * p.n_head_v + h;
-        let rate = a[p.at_a + h] * softplus_of(decay[p.at_decay + token] + dt_bias[p.at_dt_bias + h]);
-        let factor = select(exp(rate), 0.0, batch_pos(t) == 0u);
+        let begins = batch_pos(t) == 0u;
+        var factor = 1.0;
+        if (FACTORS > 1u) {
+            for (var i = local; i < p.d_k; i += {{FLAT}}u) {
+                let x = decay[p.at_decay + token * p.d_k + i] + dt_bias[p.at_dt_bias + h * p.d_k + i];
+                factors[i] = select(decay_factor(x, a[p.at_a + h]), 0.0, begins);
+            }
+            workgroupBarrier();
+        } else {
+            let x = decay[p.at_decay + token] + dt_bias[p.at_dt_bias + h];
+            factor = select(decay_factor(x, a[p.at_a + h]), 0.0, begins);
+        }
         let from_k = p.at_k + (t * p.n_head_k + key_head) * p.d_k;
         let from_q = p.at_q + (t * p.n_head_k + key_head) * p.d_k;
         var by_key = 0.0;
@@ -89,6 +112,7 @@ fn main(
         for (var r = 0u; r < {{ROWS}}u; r++) {
             let i = group + GROUPS * r;
             if (i < p.d_k) {
+                if (FACTORS > 1u && mine) { held[r] *= factors[i]; }
                 by_key += held[r] * k[from_k + i];
                 by_query += held[r] * q[from_q + i];
                 product += k[from_k + i] * q[from_q + i];

@@ -27,7 +27,8 @@ fn gate(v: f32) -> f32 {
         case 2u: { return v * sigmoid_of(v); }
         case 3u: { return softplus_of(v); }
         // (1 + tanh y) / 2 is the sigmoid of 2 y.
-        default: { return v * sigmoid_of(1.5957691216 * v * fma(0.044715 * v, v, 1.0)); }
+        case 4u: { return v * sigmoid_of(1.5957691216 * v * fma(0.044715 * v, v, 1.0)); }
+        default: { return sigmoid_of(sign(v) * sqrt(max(abs(v), 1e-6))); }
     }
 }
 

@@ -486,7 +486,7 @@ fn a_context_larger_than_memory_is_rejected() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.gguf");
     std::fs::write(&path, Model::new().bytes()).unwrap();
-    let says = ["KV cache of 4294967295 tokens", "tokens fits: -c "];
+    let says = ["KV cache of 4294967295 tokens", "use a context of at most ", " tokens: -c "];
     check_output(&path, &run(&path, &["-c", "4294967295"]), 4, &says);
 }
 

@@ -322,8 +322,9 @@ fn info_begins_with_a_verdict() {
     let head: Vec<&str> = text.lines().take_while(|line| !line.is_empty()).collect();
     assert!(head[0].ends_with("runs here"), "{text}");
     let says = ["llama, ", " bits per weight", "ReLU is 0, without any loss", "none: `chat`"];
-    for part in
-        says.into_iter().chain(["with the default context of", "unknown: `thermocline plan`"])
+    for part in says
+        .into_iter()
+        .chain(["with the default context of", "unknown: `thermocline plan -m FILE`"])
     {
         assert!(head.iter().any(|line| line.contains(part)), "{part:?} is not in {text}");
     }
@@ -442,4 +443,22 @@ fn embed_prints_embeddings_and_encoders_generate_no_text() {
     );
     let long = "A cat. ".repeat(40);
     check_failure(&thermocline(&["embed", "-m", &model, "-c", "64", "-p", &long]), 1, "280 tokens");
+}
+
+/// With `--log-format json`, all that the server prints on standard error is JSON, and a copy of it is in
+/// the log file.
+#[test]
+fn notes_and_errors_of_the_server_are_json_too() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("log");
+    let flags = ["--log-format", "json", "--port", "0", "-m", "no/such.gguf"];
+    let flags = [&["serve"], &flags[..], &["--log-file", log.to_str().unwrap()]].concat();
+    let output = thermocline(&flags);
+    assert!(!output.status.success());
+    let text = String::from_utf8(output.stderr).unwrap();
+    let parse = |line: &str| serde_json::from_str::<serde_json::Value>(line);
+    let lines: Vec<_> = text.lines().map(|line| parse(line).unwrap()).collect();
+    assert!(lines.iter().any(|line| line["level"] == "error"), "{text}");
+    assert!(lines.iter().all(|line| line["message"].is_string()), "{text}");
+    assert_eq!(std::fs::read_to_string(log).unwrap(), text);
 }

@@ -330,6 +330,49 @@ fn half_of_the_experts(model: &Model) -> Placement {
     Placement { embed: 1, head: 1, layers: vec![layer; model.hyper.n_layer] }
 }
 
+/// Bytes of the experts of a model that the CPU has in `placement`.
+fn experts_on_cpu(model: &Model, placement: &Placement) -> u64 {
+    let of_layer = |(layer, placed): (usize, &LayerPlacement)| {
+        let Some(ffn) = &model.layers[layer].ffn else { return 0 };
+        let all: u64 = ffn.matrices().map(|(_, rows)| rows.desc().bytes().unwrap().0).sum();
+        let on_cpu = placed.shares.iter().filter(|share| share.device == 0);
+        let n: usize = on_cpu.map(|share| share.neurons.len(ffn.n_ff())).sum();
+        all * n as u64 / ffn.n_ff() as u64
+    };
+    placement.layers.iter().enumerate().map(of_layer).sum()
+}
+
+/// The CPU guesses the next layer's experts from what the device posts. It never reads experts of the
+/// device.
+#[test]
+fn experts_of_device_layers_are_read_ahead() {
+    within(LIMIT, || {
+        let (_file, model) = generated("256x4x256x4/2*16/2:Q8_0:silu");
+        let n_ff = model.max_n_ff() as u32;
+        let all = LayerPlacement {
+            home: 1,
+            shares: vec![Share { device: 0, neurons: Neurons::List((0..n_ff).collect()) }],
+        };
+        let all = Placement { embed: 1, head: 1, layers: vec![all; model.hyper.n_layer] };
+        let text: Vec<u32> = (0..200).map(|i| (i * i * 7 + 3 * i + 1) % 512).collect();
+        for (name, placement) in [("all", all), ("half", half_of_the_experts(&model))] {
+            let case = |memory| Case { memory, ..Case::new(Some(placement.clone())) };
+            let (least, _) = case(None).smallest(&model);
+            let experts = experts_on_cpu(&model, &placement);
+            let expected = run(&mut case(None).load(&model).unwrap(), &text).logits;
+            let some =
+                run(&mut case(Some(least + Bytes(experts / 3))).load(&model).unwrap(), &text);
+            assert!(some.logits == expected, "{name}");
+            let [first, second] = some.halves.map(|half| half.disk);
+            eprintln!("{name}: {first:?} {second:?}");
+            // Half of the guesses would be wasted if they included the device's experts.
+            let ahead =
+                second.needed.0 / (second.hits + second.ahead + second.misses) * second.ahead;
+            assert!(second.ahead > 40 && second.wasted.0 < ahead, "{name}: {second:?}");
+        }
+    });
+}
+
 #[test]
 fn experts_on_disk_follow_the_text_to_the_device() {
     within(LIMIT, || {
@@ -429,7 +472,7 @@ fn the_command_says_what_devices_memory_and_disk_hold() {
     let (text, notes) = run(&["--ram-budget", "73MiB"]);
     assert_eq!(text, expected, "{notes}");
     for part in [
-        "of weights stay on disk, because 73.00 MiB of memory may be used: ",
+        "of weights stay on disk, because only 73.00 MiB of memory may be used: ",
         " are on devices, ",
         "| weights: ",
         " in memory, ",

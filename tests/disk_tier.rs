@@ -121,6 +121,8 @@ fn every_family_on_disk_has_the_bits_of_the_family_in_memory() {
     for (name, model) in crate::families::models() {
         check(&name, &model);
     }
+    let file = temp_file(&crate::families::qwen4exp::bytes());
+    check("qwen4exp", &open(file.path()));
 }
 
 #[test]
@@ -148,6 +150,11 @@ fn a_file_that_is_shortened_or_changed_is_an_error() {
         let error = fed.unwrap_err().to_string();
         let expected = if shortened { "was " } else { "was changed while in use" };
         assert!(error.contains(expected), "{error}");
+        if !shortened {
+            // The header was read from a mapping before the change, and weights would be after it.
+            let error = load(&model, Some(budget)).err().unwrap().to_string();
+            assert!(error.contains("was changed while in use"), "{error}");
+        }
     }
 }
 
@@ -179,7 +186,7 @@ fn the_command_keeps_to_a_budget_and_refuses_one_that_is_too_small() {
     let (code, text, notes) = run(&["--ram-budget", "74MiB"]);
     assert_eq!((code, text), (Some(0), expected), "{notes}");
     for part in
-        ["of weights stay on disk, because 74.00 MiB", "--ram-budget sets", "read per token"]
+        ["of weights stay on disk, because only 74.00 MiB", "--ram-budget sets", "read per token"]
     {
         assert!(notes.contains(part), "{part}: {notes}");
     }

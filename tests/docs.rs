@@ -15,16 +15,19 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Names of files that commands in the documentation use, and their contents.
-const FIXTURES: &str = "model.gguf and instruct.gguf: the built-in model; text.txt: a part of its held-out text; HF_DIR: a tiny checkpoint";
+const FIXTURES: &str = "model.gguf and instruct.gguf: the built-in model; text.txt: a part of its held-out text; HF_DIR: a tiny checkpoint; config.json: the shape of a model of 1.2 billion parameters";
 
 /// Flags of other programs that the pages name.
 const FOREIGN_FLAGS: &[&str] = &[
     "--example",
     "--git",
     "--gpus",
+    "--install",
+    "--locked",
     "--no-default-features",
     "--now",
     "--release",
+    "--target",
     "--twice",
     "--workspace",
 ];
@@ -156,12 +159,23 @@ fn documents(folder: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
+/// Documents outside of `docs/` whose links must resolve too.
+const OTHER_DOCUMENTS: [&str; 7] = [
+    "README.md",
+    "ARCHITECTURE.md",
+    "CHANGELOG.md",
+    "SECURITY.md",
+    "scripts/README.md",
+    "assets/README.md",
+    "assets/NOTICES.md",
+];
+
 #[test]
 fn links_resolve_and_the_index_is_complete() {
     let mut files = vec![];
     documents(&root().join("docs"), &mut files);
     let n_pages = files.len();
-    files.extend(["README.md", "ARCHITECTURE.md", "CHANGELOG.md"].map(|name| root().join(name)));
+    files.extend(OTHER_DOCUMENTS.map(|name| root().join(name)));
     let mut linked = BTreeSet::new();
     for file in &files {
         let text = fs::read_to_string(file).unwrap();
@@ -303,12 +317,20 @@ case \"$1 $2\" in
 esac
 ";
 
+    /// `config.json` of a published shape, for `plan --shape`: small, so that it fits any machine.
+    const SHAPE: &str = r#"{
+"architectures": ["LlamaForCausalLM"], "hidden_act": "silu", "hidden_size": 2048, "intermediate_size": 8192,
+"max_position_embeddings": 8192, "num_attention_heads": 32, "num_hidden_layers": 16,
+"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "vocab_size": 128256
+}"#;
+
     fn folder(at: &Path) -> PathBuf {
         let folder = at.join("work");
         fs::create_dir(&folder).unwrap();
         for name in ["model.gguf", "instruct.gguf"] {
             fs::write(folder.join(name), embedded::BYTES).unwrap();
         }
+        fs::write(folder.join("config.json"), SHAPE).unwrap();
         let text = fs::read_to_string(root().join("assets/reference/eval.txt")).unwrap();
         fs::write(folder.join("text.txt"), text.chars().take(20_000).collect::<String>()).unwrap();
         let weights = make::safetensors(&make::weights());

@@ -83,6 +83,33 @@ fn perplexity_matches_a_plain_sum() {
 }
 
 #[test]
+fn chunks_that_run_at_once_have_the_same_results() {
+    let model = Tiny::default().model();
+    let folder = tempfile::tempdir().unwrap();
+    let run = |n_seq: usize| {
+        let path = folder.path().join(n_seq.to_string());
+        // Steps of up to 16 tokens, in which other sequences change no bit.
+        let options = EngineOptions {
+            n_ctx: n_seq * hal::KV_BLOCK,
+            n_seq,
+            n_ubatch: N_CTX,
+            ..EngineOptions::default()
+        };
+        let (devices, quiet) = (vec![devices::cpu(Some(2))], Arc::new(|_: &str| {}));
+        let engine = Engine::load(Arc::clone(&model), devices, options, None, quiet, &|_, _| {});
+        let mut engine = engine.unwrap();
+        let perplexity = write(&mut engine, &path);
+        let compared = compare_with(&path, &mut engine).unwrap();
+        (perplexity, std::fs::read(&path).unwrap(), compared)
+    };
+    let alone = run(1);
+    // Two of three chunks at once, then one; all at once; room for more.
+    for n_seq in [2, 3, 4] {
+        assert_eq!(run(n_seq), alone, "{n_seq} at once");
+    }
+}
+
+#[test]
 fn sparse_and_dense_runs_agree() {
     let model = Tiny::default().model();
     let mut sparse = engine(&model, N_CTX, Sparsity::Exact);
@@ -258,7 +285,8 @@ fn the_command_reports_on_standard_output() {
     assert_eq!(line.lines().count(), 1);
     assert!(String::from_utf8_lossy(&plain.stderr).contains("% of the neurons were computed"));
 
-    let json = command(&["--against", "dense", "--json"]);
+    let json = command(&["--against", "dense", "--json", "-np", "4"]);
+    assert!(String::from_utf8_lossy(&json.stderr).contains("--against runs one chunk at a time"));
     let report: serde_json::Value = serde_json::from_slice(&json.stdout).unwrap();
     let ppl = |v: &serde_json::Value| format!("{:.2}", v["ppl"].as_f64().unwrap());
     let printed: f64 =

@@ -79,10 +79,11 @@ fn the_sums_are_those_of_llama_imatrix() {
 
 /// Tensors with several rows that are not multiplied with an input by columns: filters, RWKV's token
 /// shifts and two matrices that its first layer does not use, PowerInfer's transposed down and its
-/// predictors, and the matrices of absorbed latent attention and of AltUp's coefficients, which are
-/// joined or divided at load. RWKV-6 has factors of the first token, and five
+/// predictors, summands of gates, tables of experts, and matrices per head or group of heads,
+/// and of AltUp's coefficients, which are joined or divided at load, and blocks that experts share, which
+/// have no observer. RWKV-6 has factors of the first token, and five
 /// matrices in one tensor; neither is quantised.
-const WITHOUT_INPUT: [&str; 14] = [
+const WITHOUT_INPUT: [&str; 19] = [
     "conv1d",
     "shortconv.conv",
     "lerp",
@@ -93,15 +94,20 @@ const WITHOUT_INPUT: [&str; 14] = [
     "fc2",
     "attn_k_b",
     "attn_v_b",
+    "attn_kv_b",
+    "attn_output_a",
+    "compressor_ape",
+    "tid2eid",
     "altup_correct_coef",
     "altup_predict_coef",
     "time_mix_first",
     "time_mix_w2",
+    "chexps",
 ];
 
 #[test]
 fn every_matrix_of_every_family_has_an_entry() {
-    for (name, model) in crate::families::models() {
+    for (name, model) in crate::families::all_models() {
         let n_vocab = model.n_vocab() as u32;
         let tokens = (0..40).map(|i| (i * 37 + i * i) % n_vocab).collect();
         let chunks = Chunks::new(tokens, 16, None, None).unwrap();
@@ -123,7 +129,13 @@ fn every_matrix_of_every_family_has_an_entry() {
                 model.layers[layer].frame.mixer.kv_source().is_some()
                     && ["attn_k", "attn_v"].iter().any(|part| tensor.name.contains(part))
             });
-            if shared {
+            // So are indexers.
+            let unused = layer.is_some_and(|layer| {
+                let attention = model.layers[layer].attention();
+                tensor.name.contains("indexer")
+                    && attention.is_some_and(|by| by.indexer().is_none())
+            });
+            if shared || unused {
                 continue;
             }
             let sums = entries.get(&tensor.name);
@@ -138,6 +150,9 @@ fn every_matrix_of_every_family_has_an_entry() {
             // These run before and after the layer and, in RWKV-6, in five parts.
             let n_uses = match tensor.name.rsplit('.').nth(1) {
                 Some("altup_router") => 2 * 32,
+                // The low stack runs twice; a second router selects the shared blocks.
+                _ if name == "hrm_text" => 2 * 32,
+                Some("ffn_gate_inp") if name == "grovemoe" => 2 * 32,
                 Some("time_mix_w1") => 5 * 32,
                 _ => 32,
             };

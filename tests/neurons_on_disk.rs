@@ -193,6 +193,28 @@ fn neurons_of_the_next_layer_are_read_ahead() {
     assert!(disk.wasted.0 * 4 < disk.read.0, "{disk:?}");
 }
 
+/// Predictors stay in memory where attention does not fit, so that neurons are read ahead there too.
+#[test]
+fn predictors_stay_in_memory_beside_attention_on_disk() {
+    let mut spec = Spec::parse("1024x4x4096x8/2:Q8_0:relu:pwri").unwrap();
+    spec.n_vocab = 512;
+    let fixture = Fixture::synthetic(&spec);
+    let mut budget = Bytes(1);
+    drop(fixture.load_in(&mut budget, NeuronReads::Bundles));
+    budget += Bytes(4 << 20);
+    let mut engine = fixture.load_in(&mut budget, NeuronReads::Bundles);
+    let tiers = engine.tiers().unwrap();
+    assert!(tiers.read_ahead > Bytes(0), "all of attention is in memory: {tiers:?}");
+    let (mut sequence, never) = (engine.new_sequence(), AtomicBool::new(false));
+    for token in 0..20 {
+        let mut none = |_: usize, _: &[f32]| {};
+        engine.feed(&mut sequence, &[token], LogitsRequest::None, &never, &mut none).unwrap();
+    }
+    let disk = engine.take_stats().unwrap().disk;
+    // Chunks of attention are some hundred of these reads.
+    assert!(disk.ahead * 2 > disk.misses, "{disk:?}");
+}
+
 /// The room is filled with the neurons that the profile says are used most, before the first token.
 #[test]
 fn a_profile_fills_the_memory_with_the_neurons_used_most() {

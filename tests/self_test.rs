@@ -31,7 +31,10 @@ fn a_right_device_passes_with_every_family() {
     within(Duration::from_secs(400), || {
         let (_, device) = sim_device(1, Bytes::MAX, Duration::ZERO..Duration::ZERO, 1);
         let mut n_cases = 0;
-        for (name, model) in families::models() {
+        for (name, model) in families::models()
+            .chain(families::qwen4exp::models())
+            .chain(families::deepseek4::models())
+        {
             let verdict = tested(&model, &device);
             assert_eq!(verdict.refused, [], "{name}");
             assert!(verdict.n_cases > 20, "{name}: {verdict:?}");

@@ -7,6 +7,7 @@
 mod bytes;
 mod documents;
 mod lists;
+mod locks;
 mod module_order;
 mod rules;
 mod tree;
@@ -61,6 +62,41 @@ fn device_crates_are_imported_only_where_allowed() {
     expect_no_fault("src/model/a.rs", "//! As `hal::Device` wants it.\nuse hal::HostRows;");
     expect_no_fault("src/gguf/a.rs", "#[cfg(test)]\nmod tests {\n    use hal::Device;\n}");
     expect_no_fault("src/learn/Cargo.toml", "[dependencies]\nfaer.workspace = true");
+}
+
+#[test]
+fn lock_files_and_installation_agree() {
+    let lock = |version: &str, dependencies: &str| {
+        format!(
+            "[[package]]\nname = \"half\"\nversion = \"{version}\"\n\n[[package]]\nname = \"thermocline-x\"\nversion = \"0\"\ndependencies = [\n{dependencies}]\n"
+        )
+    };
+    let root = lock("2.7.1", " \"half\",\n \"proptest\",\n \"thermocline-hal 0.1.0\",\n");
+    let manifest = "name = \"thermocline-x\"\n[dependencies]\nhal.workspace = true\nhalf.workspace = true\n[dev-dependencies]\nproptest.workspace = true";
+    let workspace =
+        "[workspace.dependencies]\nhal = { package = \"thermocline-hal\", path = \"x\" }";
+    let check = |fuzz: &str, says: &str| {
+        let files = [
+            ("Cargo.toml", workspace),
+            ("src/x/Cargo.toml", manifest),
+            ("Cargo.lock", &root),
+            ("fuzz/Cargo.lock", fuzz),
+        ];
+        expect_fault(&files, says);
+    };
+    check(&lock("2.6.0", " \"half\",\n \"thermocline-hal\",\n"), "half 2.6.0 is not in Cargo.lock");
+    check(&lock("2.7.1", " \"half\",\n"), "thermocline-x lacks its dependency thermocline-hal");
+    expect_fault(
+        &[(
+            "backends/hip/Cargo.toml",
+            "[target.'cfg(unix)'.dependencies]\nhip-sys.workspace = true",
+        )],
+        "its build script wants ROCm",
+    );
+    expect_no_fault(
+        "a/Cargo.toml",
+        "[target.'cfg(unix)'.dev-dependencies]\nhip-sys.workspace = true",
+    );
 }
 
 #[test]
@@ -219,6 +255,9 @@ fn the_repository_is_small() {
         "assets/a.txt:1: 1000001 bytes, at most",
     );
     expect_no_fault("assets/a.txt", &"a".repeat(1_000_000));
+    let sizes = (0..16).map(|i| (format!("assets/{i}"), 999_999)).collect();
+    let faults = bytes::files_are_small(&Tree { sizes, ..Tree::default() });
+    assert_eq!(faults, ["binary files have 15999984 bytes, at most 15000000"]);
     let parts: Vec<(String, String)> =
         (0..27).map(|i| (format!("assets/{i}"), "a".repeat(999_999))).collect();
     let files: Vec<(&str, &str)> = parts.iter().map(|(path, text)| (&**path, &**text)).collect();

@@ -268,7 +268,7 @@ fn a_long_text_of_any_kind_takes_linear_time() {
             assert!(!ids.is_empty());
             // The limit allows for unoptimised code on a busy machine; quadratic code would take
             // many minutes.
-            assert!(start.elapsed() < Duration::from_secs(6), "{:?}", &text[..8]);
+            assert!(start.elapsed() < Duration::from_secs(60), "{:?}", &text[..8]);
         }
     }
 }

@@ -12,8 +12,8 @@ use libfuzzer_sys::fuzz_target;
 use thermocline::gguf::{Container, File, TensorType, Writer};
 use thermocline::learned::{self, Section, SectionContents, SideFile};
 use thermocline::model::{Model, ModelOptions};
-use thermocline::predictor::{ERRORS, Layers, read};
-use thermocline::profile::{self, Profile};
+use thermocline::predictor::{self, ERRORS, Layers};
+use thermocline::profile::{self, Counts, Profile};
 
 /// A model with exact zeros (ReLU), a model with experts, and a model with neither.
 const MODELS: [&str; 3] = ["llama-relu", "qwen2moe", "qwen2"];
@@ -182,11 +182,11 @@ fn read(learned: &SideFile, model: &Model) -> usize {
         let _ = (
             profile.activation_share(&chosen),
             profile.hottest_share(5),
-            profile::svg(&profile, "fuzz"),
+            profile::svg(&profile, Counts::of(model), "fuzz", "a text"),
         );
         n += 1;
     }
-    if let Ok(Some(chooser)) = read(learned, model) {
+    if let Ok(Some(chooser)) = predictor::read(learned, model) {
         for error in [0.0, 0.01, 0.05, 0.99, 2.0] {
             match &chooser.layers {
                 Layers::Predictors(layers) => {

@@ -104,6 +104,29 @@ DEVICE unsigned end_seen(const Batch& batch, unsigned t, unsigned pos, unsigned 
     return end < len ? end : len;
 }
 
+/// An entry of a list of positions after the last one (`hal::op::NO_POSITION`).
+static constexpr unsigned NO_POSITION = ~0u;
+
+/// Set in an entry of a list that is a row of the cache instead of a position (`CACHE_ROW` of hal).
+static constexpr unsigned CACHE_ROW = 1u << 31;
+
+/// The number of entries in the list of a token, at least 1.
+DEVICE unsigned n_selected(const unsigned* list, unsigned n_listed) {
+    unsigned first = 1, end = n_listed;
+    while (first < end) {
+        const unsigned middle = (first + end) / 2;
+        if (list[middle] == NO_POSITION) end = middle;
+        else first = middle + 1;
+    }
+    return first;
+}
+
+/// The row of compressed keys of a block of `pool` positions (`block_row` of hal).
+DEVICE unsigned block_row(const unsigned* blocks, unsigned block, unsigned pool) {
+    const unsigned pos = (block + 1) * pool - 1;
+    return (blocks[pos / 32] * 32 + pos % 32) / (pool < 32 ? pool : 32);
+}
+
 /// The first chunk of a span at or after the chunk of position `first`. Chunks are dealt to spans
 /// round robin, so that spans do equal work for every sequence length.
 DEVICE unsigned first_chunk(unsigned first, unsigned at_span, unsigned n_spans) {

@@ -57,6 +57,7 @@ DEVICE float activate(const FfnRule& rule, float x) {
             return silu > rule.cap ? rule.cap : silu;
         }
         case 8: return fmaf(rule.slope, x, x > 0.0f ? rule.alpha * x * x : rule.cap * exp_curve(x));
+        case 9: return rule.alpha * tanhf(divide(x, rule.alpha)) * sigmoid(x);
         default: {
             const float capped = x > rule.cap ? rule.cap : x;
             return capped * sigmoid(rule.alpha * capped);
@@ -72,6 +73,7 @@ DEVICE float neuron(const FfnRule& rule, float test, float up) {
         const float clamped = fminf(fmaxf(up, -rule.cap), rule.cap);
         return gate * (rule.activation == 5 ? clamped + 1.0f : clamped);
     }
+    if (rule.activation == 9 && rule.cap > 0.0f) return gate * (rule.cap * tanhf(divide(up, rule.cap)));
     return gate * up;
 }
 

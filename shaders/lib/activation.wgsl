@@ -16,6 +16,13 @@ fn exp_curve(x: f32) -> f32 {
     return select(near, exp(x) - 1.0 - x, x < -0.5);
 }
 
+// cap * tanh(x / cap), without overflow.
+fn soft_cap(x: f32, cap: f32) -> f32 {
+    let e = exp(-2.0 * abs(x) / cap);
+    let size = cap * (1.0 - e) / (1.0 + e);
+    return select(size, -size, x < 0.0);
+}
+
 fn activate(kind: u32, x: f32, alpha: f32, slope: f32, limit: f32) -> f32 {
     switch kind {
         // Written so that NaN stays NaN.
@@ -33,6 +40,7 @@ fn activate(kind: u32, x: f32, alpha: f32, slope: f32, limit: f32) -> f32 {
             return select(silu, limit, silu > limit);
         }
         case 8u: { return fma(slope, x, select(limit * exp_curve(x), alpha * x * x, x > 0.0)); }
+        case 9u: { return soft_cap(x, alpha) * sigmoid(x); }
         default: {
             let capped = select(x, limit, x > limit);
             return capped * sigmoid(alpha * capped);
@@ -47,5 +55,6 @@ fn neuron(kind: u32, activation: u32, test: f32, up: f32, alpha: f32, slope: f32
     if (kind == 0u) { return gate; }
     if (kind == 2u) { return gate * activate(activation, up, alpha, slope, limit); }
     if (activation >= 5u && activation < 8u) { return gate * (clamp(up, -limit, limit) + select(0.0, 1.0, activation == 5u)); }
+    if (activation == 9u && limit > 0.0) { return gate * soft_cap(up, limit); }
     return gate * up;
 }

@@ -1,8 +1,7 @@
 // Adds products of the queries with four keys.
 for (var j = 0u; j < 4u; j++) {
-    let own = p.at_k + (row + clamp(pos + j, first, last) - pos) * p.k_words;
     for (var piece = near; piece < pieces; piece += p.lanes) {
-        let key = k_eight(own, g * p.d_head, 8u * piece, p.d_head);
+        let key = k_eight(rows[j], g * p.d_head, 8u * piece, p.d_head);
         {{repeat i in QUERIES}}
         {
             let at = 2u * ({{i}}u * pieces + piece);

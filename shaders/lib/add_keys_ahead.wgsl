@@ -1,6 +1,4 @@
 // Adds products of the queries with four keys, which are loaded at once.
-let r = vec4<u32>(row) + clamp(vec4<u32>(pos) + vec4<u32>(0u, 1u, 2u, 3u), vec4<u32>(first), vec4<u32>(last)) - vec4<u32>(pos);
-let rows = vec4<u32>(p.at_k) + r * p.k_words;
 for (var piece = near; piece < pieces; piece += p.lanes) {
     let a = k_eight(rows.x, g * p.d_head, 8u * piece, p.d_head);
     let b = k_eight(rows.y, g * p.d_head, 8u * piece, p.d_head);

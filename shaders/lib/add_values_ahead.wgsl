@@ -1,6 +1,4 @@
 // Adds four weighted values, which are loaded at once.
-let r = vec4<u32>(row) + clamp(vec4<u32>(pos) + vec4<u32>(0u, 1u, 2u, 3u), vec4<u32>(first), vec4<u32>(last)) - vec4<u32>(pos);
-let rows = vec4<u32>(p.at_v) + r * p.v_words;
 let a = v_eight(rows.x, g * p.d_value, col, p.d_value);
 let b = v_eight(rows.y, g * p.d_value, col, p.d_value);
 let c = v_eight(rows.z, g * p.d_value, col, p.d_value);

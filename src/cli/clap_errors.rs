@@ -1,5 +1,5 @@
-//! Rewords clap's errors about values: they name the environment variable a value comes from, and
-//! list the possible values.
+//! Rewords clap's errors about values and missing arguments: they name the environment variable a
+//! value comes from, and list the possible values.
 
 use super::failure::Failure;
 use super::words::is_flag;
@@ -8,13 +8,27 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use std::error::Error;
 use std::ffi::OsString;
 
-/// The failure for an error about a value; `None` for another error. `argv` is the normalised
-/// command line.
-pub(super) fn invalid_value(
-    error: &clap::Error,
-    cli: &Command,
-    argv: &[OsString],
-) -> Option<Failure> {
+/// The failure for an error about a value, a missing argument or an unknown command; `None` for
+/// another error. `argv` is the normalised command line.
+pub(super) fn reworded(error: &clap::Error, cli: &Command, argv: &[OsString]) -> Option<Failure> {
+    if let Some(ContextValue::String(name)) = error.get(ContextKind::InvalidSubcommand) {
+        let failure = Failure::usage(format!("unknown command '{name}'"));
+        return Some(failure.help("`thermocline --help` lists the commands"));
+    }
+    let message = match (error.kind(), error.get(ContextKind::InvalidArg)) {
+        (ErrorKind::MissingRequiredArgument, Some(ContextValue::Strings(missing))) => {
+            format!("missing {}", missing.join(" "))
+        }
+        (ErrorKind::UnknownArgument, Some(ContextValue::String(word))) => {
+            format!("unexpected word '{word}'")
+        }
+        _ => return invalid_value(error, cli, argv),
+    };
+    let command = argv.get(1)?.to_str()?;
+    Some(Failure::usage(message).help(format!("see `thermocline {command} --help`")))
+}
+
+fn invalid_value(error: &clap::Error, cli: &Command, argv: &[OsString]) -> Option<Failure> {
     if !matches!(error.kind(), ErrorKind::ValueValidation | ErrorKind::InvalidValue) {
         return None;
     }
@@ -39,7 +53,7 @@ pub(super) fn invalid_value(
     }
     let value = text(ContextKind::InvalidValue)?;
     if value.is_empty() {
-        return None;
+        return Some(Failure::usage(format!("{shown} needs a value")));
     }
     let place = variable.map_or_else(|| format!("for {shown}"), |name| format!("in {name}"));
     let failure = |why: &str| Failure::usage(format!("invalid value '{value}' {place}{why}"));

@@ -3,7 +3,8 @@
 use crate::cli::failure::{Exit, Failure};
 use crate::gguf::{self, Problem};
 use crate::{engine, evaluate, generate, learned, model, predictor, profile};
-use runtime::DeviceError;
+use runtime::{DeviceError, MemoryLimit};
+use std::io::ErrorKind;
 
 impl From<model::Error> for Failure {
     fn from(error: model::Error) -> Self {
@@ -61,13 +62,14 @@ impl From<model::AdapterError> for Failure {
 impl From<serve::Error> for Failure {
     fn from(error: serve::Error) -> Self {
         let failure = Failure::chain(Exit::Failed, &error);
-        if matches!(error, serve::Error::Listen { .. }) {
-            failure.help(
-                "another program may use the port, or ports below 1024 need permission: --port N selects another one",
-            )
+        let serve::Error::Listen { reason, .. } = &error else { return failure };
+        failure.help(if reason.kind() == ErrorKind::AddrInUse {
+            "another program uses the port: --port N selects another one"
+        } else if reason.kind() == ErrorKind::PermissionDenied {
+            "ports below 1024 need permission: --port N selects another one"
         } else {
-            failure
-        }
+            "--host takes an address of this machine, such as 127.0.0.1 or 0.0.0.0"
+        })
     }
 }
 
@@ -89,7 +91,7 @@ fn device(error: &hal::Error) -> Failure {
         }
         E::Cancelled => Failure::interrupted(),
         E::DeviceLost { .. } | E::TimedOut { .. } | E::Driver { .. } => {
-            let help = "if it is a GPU, update its driver, turn off ways of using it (--device-options graphs=off,flags=off,mma=off,subgroups=off), or use only the CPU (--device none); `thermocline doctor` tests devices";
+            let help = "if it is a GPU, update its driver, turn off features of it (--device-options graphs=off,flags=off,mma=off,prefetch=off,subgroups=off), or use only the CPU (--device none); `thermocline doctor` tests devices";
             Failure::new(Exit::Failed, "a device failed").caused_by(error).help(help)
         }
         E::Unsupported { .. } => {
@@ -106,7 +108,22 @@ fn device(error: &hal::Error) -> Failure {
 /// Whether the system has no memory, or no addresses, for a file.
 pub(crate) fn is_out_of_memory(error: &gguf::Error) -> bool {
     let Problem::Io { reason, .. } = error.problem() else { return false };
-    reason.kind() == std::io::ErrorKind::OutOfMemory
+    reason.kind() == ErrorKind::OutOfMemory
+}
+
+/// What to do about a model file that is missing or too short.
+fn file_help(error: &gguf::Error) -> Option<&'static str> {
+    if let Problem::Truncated { .. } | Problem::Count { .. } | Problem::BeyondEnd { .. } =
+        error.problem()
+    {
+        return Some("the file is probably incomplete: copy or download it again");
+    }
+    if let Problem::SourceChanged | Problem::SourceLost = error.problem() {
+        return Some("start again once the file is complete");
+    }
+    let Problem::Io { reason, .. } = error.problem() else { return None };
+    let missing = reason.kind() == ErrorKind::NotFound;
+    missing.then_some("check the path; `thermocline list` shows the downloaded models")
 }
 
 impl From<runtime::Error> for Failure {
@@ -120,7 +137,10 @@ impl From<runtime::Error> for Failure {
             E::Device(error) => error.into(),
             E::File(ref file) if is_out_of_memory(file) => failed(Exit::Memory)
                 .help("raise the limit of this process (`ulimit -v`)"),
-            E::File(_) | E::Read { .. } | E::Vocabulary { .. } | E::VocabularySize { .. } => {
+            E::File(ref file) => {
+                Failure { help: file_help(file).map(str::to_owned), ..failed(Exit::BadModel) }
+            }
+            E::Read { .. } | E::Vocabulary { .. } | E::VocabularySize { .. } => {
                 failed(Exit::BadModel)
             }
             E::Adapter(error) => error.into(),
@@ -129,16 +149,22 @@ impl From<runtime::Error> for Failure {
             E::TooLargeToRead { .. } => {
                 failed(Exit::Memory).help("remove --no-mmap, so that the file is memory-mapped")
             }
-            E::Memory { ref items, n_ctx, .. } => {
+            E::Memory { ref items, n_ctx, limit, .. } => {
                 let mut failure = failed(Exit::Memory);
                 failure.causes.extend(Some(items.clone()).filter(|items| !items.is_empty()));
+                let raised = match limit {
+                    MemoryLimit::Budget => "raise --ram-budget, or ",
+                    MemoryLimit::Machine | MemoryLimit::Free => "",
+                };
                 failure.help(match n_ctx {
-                    Some(n) => format!("a context of at most {n} tokens fits: -c {n}"),
+                    Some(n) => format!("{raised}use a context of at most {n} tokens: -c {n}"),
                     None if items.is_empty() => {
                         "use a smaller shape or fewer bits per weight, or --write FILE to write it to disk"
                             .to_owned()
                     }
-                    None => "use a file of the same model with fewer bits per weight".to_owned(),
+                    None => {
+                        format!("{raised}use a file of the same model with fewer bits per weight")
+                    }
                 })
             }
             E::NoPredictor => failed(Exit::Failed).help(
@@ -232,6 +258,7 @@ impl From<engine::Error> for Failure {
             }
             E::CacheFormat { .. } => Failure::usage(error.to_string())
                 .help("-ctk and -ctv f16, f32 and bf16 work with any model"),
+            E::WideExperts { .. } => Failure::usage(error.to_string()),
             E::Placement(_) => {
                 Failure::new(Exit::Failed, "cannot place the model").caused_by(&error)
             }
@@ -314,11 +341,13 @@ impl From<learned::SideFileError> for Failure {
     fn from(error: learned::SideFileError) -> Self {
         let help = match &error {
             learned::SideFileError::Foreign { .. } => "--out FILE selects another file",
+            learned::SideFileError::File(_) => {
+                "delete the file if it is damaged; --out FILE selects another file"
+            }
             learned::SideFileError::Owner { .. } => {
                 "delete the file if you do not trust it, else make it yours (chown)"
             }
-            learned::SideFileError::File(_)
-            | learned::SideFileError::Version { .. }
+            learned::SideFileError::Version { .. }
             | learned::SideFileError::Model { .. }
             | learned::SideFileError::Sum { .. }
             | learned::SideFileError::Missing { .. }

@@ -81,6 +81,11 @@ impl Failure {
         Self::new(Exit::Usage, message)
     }
 
+    /// Whether this is [`Failure::interrupted`].
+    pub(crate) fn is_silent_interrupt(&self) -> bool {
+        matches!(self.exit, Exit::Interrupted) && self.message.is_empty()
+    }
+
     /// Ctrl-C; prints nothing.
     pub(crate) fn interrupted() -> Self {
         Self::new(Exit::Interrupted, "")
@@ -99,7 +104,11 @@ impl Failure {
     pub(crate) fn caused_by(mut self, error: &dyn Error) -> Self {
         let mut next = Some(error);
         while let Some(error) = next {
-            self.causes.push(error.to_string());
+            let text = error.to_string();
+            // Some errors repeat their source in their own text.
+            if !self.causes.last().is_some_and(|last| last.ends_with(&text)) {
+                self.causes.push(text);
+            }
             next = error.source();
         }
         self
@@ -132,6 +141,15 @@ mod tests {
         let outer = Outer(io::Error::other("inner"));
         let failure = Failure::new(Exit::Failed, "it").caused_by(&outer);
         assert_eq!(failure.causes, ["outer", "inner"]);
+    }
+
+    #[test]
+    fn a_cause_is_not_repeated() {
+        #[derive(Debug, thiserror::Error)]
+        #[error("outer: {0}")]
+        struct Outer(#[source] io::Error);
+        let outer = Outer(io::Error::other("inner"));
+        assert_eq!(Failure::new(Exit::Failed, "it").caused_by(&outer).causes, ["outer: inner"]);
     }
 
     #[test]

@@ -11,6 +11,8 @@ use super::failure::Failure;
 use super::llama_flags::KNOWN;
 use super::llama_other_flags::{IK_LLAMA, NO_TEXT, OLD, RECENT, SERVER};
 use super::terminal::Terminal;
+use clap::Command;
+use std::collections::HashSet;
 use std::ffi::OsStr;
 use std::ops::RangeInclusive;
 
@@ -216,11 +218,19 @@ impl GivenFlag {
     }
 }
 
-/// The section of `--help` on llama.cpp's other flags.
-pub(super) fn help() -> String {
+/// The section of `--help` on llama.cpp's flags that `command` does not have itself.
+pub(super) fn help(command: &Command) -> String {
+    let serves = command.get_name() == "serve";
+    // Every start of the program makes these texts, so each flag is looked up only once.
+    let own = flags(command);
+    let is_own = |name: &str| {
+        let positive = name.strip_prefix("--no-").map(|name| format!("--{name}"));
+        own.contains(name) || positive.is_some_and(|positive| own.contains(&positive))
+    };
     let names = |wanted: fn(&Treatment) -> bool| {
-        let known = known().filter(|k| wanted(&k.verdict));
-        wrap(known.flat_map(|k| k.names.iter().copied()))
+        let known = known().filter(|k| wanted(&k.verdict) && (serves || !k.server));
+        let foreign = known.filter(|k| !k.names.iter().any(|name| is_own(name)));
+        wrap(foreign.flat_map(|k| k.names.iter().copied()))
     };
     format!(
         "Other flags of llama.cpp:\n\
@@ -233,6 +243,16 @@ pub(super) fn help() -> String {
         names(|v| matches!(v, Treatment::Silent)),
         names(|v| matches!(v, Treatment::Refused(_) | Treatment::RefusedForText(_))),
     )
+}
+
+/// The names of all flags of `command`.
+fn flags(command: &Command) -> HashSet<String> {
+    let names = command.get_arguments().flat_map(|arg| {
+        let longs = arg.get_long().into_iter().chain(arg.get_all_aliases().unwrap_or_default());
+        let shorts = arg.get_short().map(|short| format!("-{short}"));
+        longs.map(|long| format!("--{long}")).chain(shorts).collect::<Vec<String>>()
+    });
+    names.collect()
 }
 
 /// Words in lines of at most 96 columns, indented.
@@ -272,6 +292,17 @@ mod tests {
         for pair in names.windows(2) {
             assert_ne!(pair[0], pair[1]);
         }
+    }
+
+    #[test]
+    fn help_lists_no_flag_of_the_command_itself() {
+        let cli = super::super::cli();
+        let help = |name: &str| help(cli.find_subcommand(name).unwrap());
+        let lists = |name: &str, flag: &str| help(name).split_whitespace().any(|f| f == flag);
+        for flag in ["--perf", "--no-perf", "-e", "--prompt", "--context-shift", "--path"] {
+            assert!(!lists("run", flag), "{flag}");
+        }
+        assert!(lists("run", "--split-mode") && lists("serve", "--path"));
     }
 
     #[test]

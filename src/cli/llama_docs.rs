@@ -52,7 +52,7 @@ fn try_treatment(command: &str, line: &[String]) -> Result<String, Failure> {
     let words = normalise(&cli(), Program::Thermocline, words)?;
     let mut cli = cli();
     let parsed = cli.try_get_matches_from_mut(&words.argv).map_err(|error| {
-        clap_errors::invalid_value(&error, &cli, &words.argv)
+        clap_errors::reworded(&error, &cli, &words.argv)
             .unwrap_or_else(|| panic!("{line:?}: {error}"))
     })?;
     Cli::from_arg_matches(&parsed).unwrap();

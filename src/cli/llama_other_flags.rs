@@ -100,7 +100,7 @@ pub(super) static RECENT: &[LlamaFlag] = &[
     flag(&["--skip-chat-parsing"], Maybe, Refused("--reasoning-format none leaves reasoning in the answer")).unless(Word(NEUTRAL)).env("SKIP_CHAT_PARSING"),
     flag(&["--attention"], One, Refused("the model file decides which tokens attend to which")).unless(Word(&["causal"])),
     flag(&["--server-base"], One, Refused("the model runs in this process; no server is used")),
-    flag(&["-o", "--output", "--output-file"], One, Refused("the text goes to standard output: redirect it with > FILE")),
+    flag(&["-o", "--output", "--output-file"], One, Refused("text goes to standard output: redirect it with > FILE; `profile` and `predictor` have --out FILE")),
     flag(&["--gpt-oss-20b-default", "--gpt-oss-120b-default", "--vision-gemma-4b-default", "--vision-gemma-12b-default"], Nothing, Refused(NO_PRESET)),
     flag(&["--control-vector-scaled"], Scaled, Refused(NO_CONTROL)),
     flag(&["--perf", "--no-perf", "-e", "--escape", "--no-escape", "--no-context-shift", "--verbose-prompt"], Nothing, Silent),

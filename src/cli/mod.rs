@@ -47,6 +47,7 @@ use clap::{CommandFactory, FromArgMatches};
 use failure::Failure;
 use parse::values;
 use program::Program;
+use serve::LogFormat;
 use std::any::TypeId;
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -114,13 +115,12 @@ fn run(
     if words.argv.iter().any(|word| word == "-h") {
         cli = short_help::short_help(cli);
     }
-    let parsed =
-        cli.try_get_matches_from_mut(&words.argv).map_err(
-            |error| match clap_errors::invalid_value(&error, &cli, &words.argv) {
-                Some(failure) => DispatchError::Failed(failure),
-                None => DispatchError::ByClap(error),
-            },
-        )?;
+    let parsed = cli.try_get_matches_from_mut(&words.argv).map_err(|error| {
+        match clap_errors::reworded(&error, &cli, &words.argv) {
+            Some(failure) => DispatchError::Failed(failure),
+            None => DispatchError::ByClap(error),
+        }
+    })?;
     let mut command = Cli::from_arg_matches(&parsed).map_err(DispatchError::ByClap)?.command;
     if words.text
         && let Command::Run(args) | Command::Chat(args) = &mut command
@@ -137,6 +137,11 @@ fn run(
         && args.json
     {
         terminal.hold_notes();
+    }
+    if let Command::Serve(args) = &command
+        && args.log_format == LogFormat::Json
+    {
+        terminal.log_json();
     }
     let cache = command.placement().and_then(|p| folders::refused_cache(p.repack_cache.as_deref()));
     cache.iter().for_each(|note| terminal.note(note));
@@ -162,7 +167,13 @@ fn run(
         let usage = llama::FlagUse { command: &name, converses: command.converses() };
         llama::judge(&words.seen, usage, terminal)?;
     }
-    Ok(dispatch(command, terminal)?)
+    let measures = command.measures();
+    dispatch(command, terminal).map_err(|failure| {
+        if measures && failure.is_silent_interrupt() {
+            terminal.note("stopped");
+        }
+        failure.into()
+    })
 }
 
 fn dispatch(command: Command, terminal: &Terminal) -> Result<(), Failure> {
@@ -239,7 +250,8 @@ fn cli() -> clap::Command {
             None => command,
         };
         if llama::applies_to(name.as_ref()) {
-            command.after_long_help(llama::help())
+            let help = llama::help(&command);
+            command.after_long_help(help)
         } else {
             command
         }

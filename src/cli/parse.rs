@@ -244,7 +244,7 @@ pub(crate) fn list(text: &str) -> Result<Vec<u32>, String> {
 }
 
 fn range(text: &str, values: &mut Vec<u32>) -> Result<(), String> {
-    let number = |s: &str| s.parse::<u32>().map_err(|_| format!("'{s}' is not a count"));
+    let number = |s: &str| s.parse::<u32>().map_err(|_| format!("'{s}' is not a count (8, 1-8)"));
     let Some((first, rest)) = text.split_once('-') else {
         values.push(number(text)?);
         return Ok(());

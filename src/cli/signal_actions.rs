@@ -10,7 +10,7 @@ use std::io::{self, IsTerminal};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-const ERROR: &[u8] = b"error: the model file was shortened or cannot be read while in use: ";
+const ERROR: &[u8] = b"error: the file was shortened or cannot be read while in use: ";
 const HELP: &[u8] = b"\nhelp: leave the file as it is until the program ends; if it was not changed, check its disk or network\n";
 const MEMORY: &[u8] = b"error: not enough memory: this process could not allocate another ";
 const MEMORY_HELP: &[u8] = b" bytes\nhelp: use a smaller context (-c), batch (-ub) or model, or raise the limit of this process (`ulimit -v`)\n";

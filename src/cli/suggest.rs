@@ -9,6 +9,9 @@ use clap::Command;
 /// Order in which a message lists the commands that have a flag.
 const COMMAND_ORDER: [&str; 6] = ["run", "chat", "serve", "bench", "perplexity", "quantize"];
 
+/// How many of them it names.
+const MAX_OWNERS: usize = 4;
+
 /// The failure of a word that is not a command.
 pub(super) fn unknown_command(cli: &Command, word: &str) -> Failure {
     let failure = Failure::usage(format!("unknown command '{word}'"));
@@ -52,13 +55,17 @@ pub(super) fn unknown_flag(cli: &Command, command: &str, flag: &str) -> Failure 
     let failure = Failure::usage(format!("unknown flag '{flag}'"));
     let owners = owners(cli, &regular);
     if let [first, ..] = owners[..] {
-        let names: Vec<String> =
-            owners.iter().map(|name| format!("`thermocline {name}`")).collect();
+        let (shown, others) = owners.split_at(owners.len().min(MAX_OWNERS));
+        let names: Vec<String> = shown.iter().map(|name| format!("`thermocline {name}`")).collect();
+        let more = match others.len() {
+            0 => String::new(),
+            n => format!(" and {n} more commands"),
+        };
         let help = match first {
             "serve" => format!(
                 "it is a flag of the HTTP server: thermocline serve -m model.gguf {flag}; see `thermocline serve --help`"
             ),
-            _ => format!("it is a flag of {}, not of `{command}`", names.join(", ")),
+            _ => format!("it is a flag of {}{more}, not of `{command}`", names.join(", ")),
         };
         return failure.help(help);
     }
@@ -105,7 +112,7 @@ fn begun<'a>(word: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a str
 }
 
 /// The name that needs the fewest edits to become `word`, if they are few.
-fn nearest<'a>(word: &str, names: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+pub(super) fn nearest<'a>(word: &str, names: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let length = |text: &str| text.trim_start_matches('-').chars().count();
     // A third of the letters may be wrong, but never all of a short word.
     let allowed = (length(word) / 3).max(1);

@@ -6,6 +6,7 @@ use super::log_file::LogFile;
 use super::wrap::wrapped_after;
 use anstream::AutoStream;
 use anstyle::{AnsiColor, Style};
+use serde_json::json;
 use std::ffi::OsString;
 use std::io::{self, IsTerminal, Write};
 use std::path::Path;
@@ -29,6 +30,8 @@ pub(crate) struct Terminal {
     quiet: bool,
     /// `--log-file`.
     log: Option<LogFile>,
+    /// Whether lines are JSON objects.
+    json: bool,
     /// Notes that become a part of a JSON object instead of lines.
     held: Option<Arc<Mutex<Vec<String>>>>,
     /// How often `-v` was given.
@@ -45,9 +48,15 @@ impl Terminal {
             color_stderr: wants_color(when, io::stderr().is_terminal(), env),
             quiet,
             log: None,
+            json: false,
             held: None,
             verbose,
         }
+    }
+
+    /// Makes notes and errors JSON objects, as the lines of the server's log.
+    pub(crate) fn log_json(&mut self) {
+        self.json = true;
     }
 
     /// Copies everything that is printed from now on to the file at `path`.
@@ -111,9 +120,7 @@ impl Terminal {
     /// Prints a line that the user asked for on standard error, without a label.
     pub(crate) fn print_unlabelled(&self, text: &str) {
         let text = printable(text);
-        if let Some(log) = &self.log {
-            log.line(&text);
-        }
+        self.copy_to_log(&text);
         // If standard error is closed, the failure cannot be reported anywhere.
         let _ = writeln!(io::stderr(), "{}", folded(text, 0, stderr_width()));
     }
@@ -124,9 +131,7 @@ impl Terminal {
             return;
         }
         let line = printable(line);
-        if let Some(log) = &self.log {
-            log.line(&line);
-        }
+        self.copy_to_log(&line);
         // If standard error is closed, the failure cannot be reported anywhere.
         let _ = writeln!(io::stderr(), "{line}");
     }
@@ -159,10 +164,25 @@ impl Terminal {
         }
     }
 
-    fn line(&self, style: Style, label: &str, text: &str) {
-        if let Some(log) = &self.log {
-            log.line(&format!("{label}: {}", printable(text)));
+    fn copy_to_log(&self, line: &str) {
+        if let Some(problem) = self.log.as_ref().and_then(|log| log.line(line)) {
+            self.print(NOTE, "note", &problem);
         }
+    }
+
+    fn line(&self, style: Style, label: &str, text: &str) {
+        if self.json {
+            let line = json!({ "level": label, "message": printable(text) }).to_string();
+            self.copy_to_log(&line);
+            // If standard error is closed, the failure cannot be reported anywhere.
+            let _ = writeln!(io::stderr(), "{line}");
+            return;
+        }
+        self.copy_to_log(&format!("{label}: {}", printable(text)));
+        self.print(style, label, text);
+    }
+
+    fn print(&self, style: Style, label: &str, text: &str) {
         let choice = if self.color_stderr {
             anstream::ColorChoice::Always
         } else {

@@ -10,7 +10,8 @@ pub(super) enum RowMap {
     Same,
     /// The two rows of a RoPE pair are half a head apart in the checkpoint and adjacent in the
     /// file.
-    Rope { d_head: usize },
+    /// Only the first `n_rot` rows of a head have pairs.
+    Rope { d_head: usize, n_rot: usize },
     /// The checkpoint interleaves groups of query heads with their key and value head; the file has
     /// all queries, then all keys, then all values.
     FalconQkv { n_head: usize, n_head_kv: usize, d_head: usize },
@@ -24,6 +25,8 @@ pub(super) enum RowMap {
     List(Selection),
     /// Rows of zeros follow, up to `n` rows.
     Pad { n: usize },
+    /// The first `n` rows.
+    First { n: usize },
 }
 
 /// Rows or columns of a matrix in a new order; some may be left out.
@@ -52,8 +55,12 @@ pub(super) enum Values {
     Times(f32),
     /// -exp(x): the checkpoint stores the logarithm of a decay.
     NegExp,
+    /// exp(x)
+    Exp,
     /// Each row has a factor.
     RowTimes(Arc<[f32]>),
+    /// Each row is divided by its Euclidean norm.
+    UnitRows,
 }
 
 impl Values {
@@ -64,6 +71,13 @@ impl Values {
             Values::Plus(number) => values.iter_mut().for_each(|value| *value += number),
             Values::Times(number) => values.iter_mut().for_each(|value| *value *= number),
             Values::NegExp => values.iter_mut().for_each(|value| *value = -value.exp()),
+            Values::Exp => values.iter_mut().for_each(|value| *value = value.exp()),
+            Values::UnitRows => {
+                let norm = values.iter().map(|&value| f64::from(value).powi(2)).sum::<f64>().sqrt();
+                // PyTorch's smallest divisor.
+                let norm = norm.max(1e-12) as f32;
+                values.iter_mut().for_each(|value| *value /= norm);
+            }
             Values::RowTimes(all) => {
                 let number = all.get(row).copied().unwrap_or(1.0);
                 values.iter_mut().for_each(|value| *value *= number);
@@ -80,6 +94,9 @@ pub(super) struct Change {
     /// The tensor is a vector or a stack of vectors (biases), so its last axis has no columns.
     pub(super) is_vector: bool,
     pub(super) transpose: bool,
+    /// Number of columns of the output, the first ones of the source; `None` for all. Only with
+    /// `transpose`.
+    pub(super) n_cols: Option<usize>,
     pub(super) values: Values,
 }
 
@@ -92,11 +109,19 @@ impl Change {
         {
             return Some(format!("{} columns", columns.of));
         }
+        if let Some(n) = self.n_cols
+            && !(1..=n_cols).contains(&n)
+        {
+            return Some(format!("at least {n} rows"));
+        }
         let expected = match &self.map {
-            RowMap::Rope { d_head } => {
-                let fits =
-                    *d_head > 0 && d_head.is_multiple_of(2) && n_rows.is_multiple_of(*d_head);
-                (!fits).then(|| format!("rows in whole heads of {d_head}, an even size"))
+            RowMap::Rope { d_head, n_rot } => {
+                let fits = *d_head > 0
+                    && n_rot <= d_head
+                    && n_rot.is_multiple_of(2)
+                    && n_rows.is_multiple_of(*d_head);
+                (!fits)
+                    .then(|| format!("rows in whole heads of {d_head}, {n_rot} of them in pairs"))
             }
             RowMap::FalconQkv { n_head, n_head_kv, d_head } => {
                 let n = (n_head + 2 * n_head_kv) * d_head;
@@ -106,6 +131,7 @@ impl Change {
             RowMap::Every { .. } | RowMap::Half { .. } => {
                 (!n_rows.is_multiple_of(2)).then(|| "an even number of rows".to_owned())
             }
+            RowMap::First { n } => (n_rows < *n).then(|| format!("at least {n} rows")),
             RowMap::Same | RowMap::From { .. } | RowMap::Pad { .. } => None,
         };
         let is_empty = || self.map.n_rows(n_rows) == 0;
@@ -118,10 +144,10 @@ impl RowMap {
     pub(super) fn source(&self, row: usize, n: usize) -> usize {
         match *self {
             RowMap::Same => row,
-            RowMap::Rope { d_head } => {
-                let (head, within) = (row / d_head, row % d_head);
-                head * d_head + within % 2 * (d_head / 2) + within / 2
-            }
+            RowMap::Rope { d_head, n_rot } => match row % d_head {
+                within if within < n_rot => row - within + within % 2 * (n_rot / 2) + within / 2,
+                _ => row,
+            },
             RowMap::FalconQkv { n_head, n_head_kv, d_head } => {
                 let (head, within) = (row / d_head, row % d_head);
                 let per_group = n_head / n_head_kv;
@@ -137,7 +163,7 @@ impl RowMap {
             RowMap::Every { first } => first + 2 * row,
             RowMap::Half { second } => row + if second { n } else { 0 },
             RowMap::List(ref rows) => rows.list[row] as usize,
-            RowMap::Pad { .. } => row,
+            RowMap::Pad { .. } | RowMap::First { .. } => row,
         }
     }
 
@@ -149,6 +175,7 @@ impl RowMap {
             RowMap::Every { .. } | RowMap::Half { .. } => n / 2,
             RowMap::List(rows) => rows.list.len(),
             RowMap::Pad { n: least } => n.max(*least),
+            RowMap::First { n: most } => n.min(*most),
         }
     }
 }
@@ -159,9 +186,19 @@ mod tests {
 
     #[test]
     fn heads_are_interleaved_for_rope() {
-        let map = RowMap::Rope { d_head: 6 };
+        let map = RowMap::Rope { d_head: 6, n_rot: 6 };
         let rows: Vec<usize> = (0..12).map(|row| map.source(row, 12)).collect();
         assert_eq!(rows, [0, 3, 1, 4, 2, 5, 6, 9, 7, 10, 8, 11]);
+        let map = RowMap::Rope { d_head: 6, n_rot: 4 };
+        let rows: Vec<usize> = (0..12).map(|row| map.source(row, 12)).collect();
+        assert_eq!(rows, [0, 2, 1, 3, 4, 5, 6, 8, 7, 9, 10, 11]);
+    }
+
+    #[test]
+    fn the_first_rows_need_enough_rows() {
+        let change = Change { map: RowMap::First { n: 3 }, ..Change::default() };
+        assert_eq!((change.map.n_rows(5), change.misfit(5, 2)), (3, None));
+        assert!(change.misfit(2, 2).is_some_and(|expected| expected.contains('3')));
     }
 
     #[test]

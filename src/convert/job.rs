@@ -9,7 +9,7 @@ use super::output::{Content, Output};
 use super::plan::Plan;
 use super::source::Checkpoint;
 use super::write::{self, Progress};
-use super::{Error, OutType, dense, predictor, vocab, xielu};
+use super::{Error, OutType, computed, dense, predictor, vocab, xielu};
 use gguf::{Container, TensorType, Writer};
 use hal::format::Format;
 
@@ -72,14 +72,15 @@ impl Conversion {
         if container == Container::PowerInfer {
             self.check_power_infer(family, &extra)?;
         }
-        let checkpoint = Checkpoint::open(&self.folder)?;
+        let mut checkpoint = Checkpoint::open(&self.folder)?;
+        checkpoint.join_scales(&config)?;
         let plan = Plan {
             family,
             build: &build,
             out_type: self.out_type_in(container),
             transpose_down: self.predictor.is_some(),
         };
-        let (more, more_keys) = self.more(family, &checkpoint, build.n_layer()?)?;
+        let (more, more_keys) = self.more(&checkpoint, &build)?;
         let mut outputs = extra;
         outputs.extend(more);
         let (planned, lost) = plan.outputs(&checkpoint)?;
@@ -109,6 +110,7 @@ impl Conversion {
             space_prefix: family.space_prefix,
             model: family.vocab,
             encodes: build.has("attention.causal"),
+            embeds: build.has("pooling_type") && !build.has("attention.causal"),
         };
         let (vocab_keys, vocab_notes) = vocab::keys(&vocab_inputs)?;
         notes.extend(vocab_notes);
@@ -129,13 +131,18 @@ impl Conversion {
     /// Tensors and keys that the rules of a family do not describe.
     fn more(
         &self,
-        family: &family::Family,
         checkpoint: &Checkpoint,
-        n_layer: u32,
+        build: &family::Build<'_>,
     ) -> Result<dense::Additions, Error> {
-        match family.arch {
+        let n_layer = build.n_layer()?;
+        match build.arch {
+            "deepseek4" => computed::expert_tables(checkpoint, build),
+            "kimi-k3" => computed::kimi_scores(checkpoint, n_layer),
+            "talkie" => computed::talkie_gain(checkpoint),
+            "qwen4exp" => computed::qwen_hash(checkpoint),
+            "jais" => computed::jais_bias(checkpoint),
             "apertus" => Ok((Vec::new(), xielu::keys(checkpoint, n_layer)?)),
-            "gemma-embedding" => dense::read(&self.folder, family.arch, self.out_type),
+            "gemma-embedding" => dense::read(&self.folder, build.arch, self.out_type),
             _ => Ok((Vec::new(), Vec::new())),
         }
     }

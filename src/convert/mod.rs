@@ -9,12 +9,15 @@
 
 mod change;
 mod complete;
+mod computed;
 mod config;
 mod dense;
 mod error;
 mod family;
 mod importance;
 mod job;
+mod mxfp4;
+mod out_type;
 mod output;
 mod plan;
 mod predictor;

@@ -1,12 +1,13 @@
 //! A tensor of the output file: the source of each row, and the conversion of rows.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use hal::format::Format;
 
 use super::Error;
 use super::change::{Change, RowMap, Selection, Values};
-use super::source::{Encoding, Tensor};
+use super::source::{Encoding, Packing, Tensor};
 use gguf::{Bytes, TensorType};
 
 #[derive(Debug)]
@@ -44,6 +45,7 @@ pub(super) enum Content {
 pub(super) struct SourceMatrices {
     bytes: Bytes,
     encoding: Encoding,
+    packing: Option<Arc<Packing>>,
     map: RowMap,
     /// Rows of one source matrix; of a vector, its values.
     n_source: usize,
@@ -51,6 +53,8 @@ pub(super) struct SourceMatrices {
     n_out: usize,
     /// Values in a row; 1 for a vector.
     n_cols: usize,
+    /// Values in a row of the source, of which the first `n_cols` are used.
+    source_cols: usize,
     /// Matrices (or vectors) in the tensor.
     n_outer: usize,
     /// Whether the tensor has an axis of matrices (or vectors), even one of length 1.
@@ -69,7 +73,8 @@ impl SourceMatrices {
             expected: expected.to_owned(),
             found: tensor.shape.clone(),
         };
-        if !matches!(tensor.encoding, Encoding::Plain(_) | Encoding::F64) {
+        let is_number = matches!(tensor.encoding, Encoding::Plain(_) | Encoding::F64);
+        if !is_number && tensor.packing.is_none() {
             let (tensor, found) = (tensor.name.clone(), tensor.encoding.name().to_owned());
             return Err(Error::Encoding { tensor, expected: "F32, F16, BF16 or F64", found });
         }
@@ -93,13 +98,17 @@ impl SourceMatrices {
         if let Some(expected) = change.misfit(n_source, n_cols) {
             return Err(wrong(&expected));
         }
+        let source_cols = n_cols;
+        let n_cols = change.n_cols.unwrap_or(n_cols);
         Ok(SourceMatrices {
             bytes: tensor.bytes.clone(),
             encoding: tensor.encoding,
+            packing: tensor.packing.clone(),
             map: change.map,
             n_source,
             n_out,
             n_cols,
+            source_cols,
             n_outer: outer.iter().product(),
             is_stack: !outer.is_empty(),
             is_vector,
@@ -119,10 +128,12 @@ impl SourceMatrices {
         SourceMatrices {
             bytes,
             encoding: Encoding::Plain(format),
+            packing: None,
             map: RowMap::Same,
             n_source: n_rows,
             n_out: n_rows,
             n_cols,
+            source_cols: n_cols,
             n_outer: 1,
             is_stack: false,
             is_vector: false,
@@ -154,9 +165,24 @@ impl SourceMatrices {
         self.shape(None) == other.shape(None)
     }
 
-    /// Format of the source's numbers.
+    /// Whether `self` differs from `other` only by fewer rows.
+    pub(super) fn is_shorter_than(&self, other: &SourceMatrices) -> bool {
+        let (mine, others) = (self.shape(None), other.shape(None));
+        mine[0] == others[0]
+            && mine.len() <= 2
+            && mine.get(1).copied().unwrap_or(1) < others.get(1).copied().unwrap_or(1)
+    }
+
+    /// Format of the source's numbers; of quantised weights, the nearest one.
     pub(super) fn encoding(&self) -> Encoding {
-        self.encoding
+        let packing = self.packing.as_ref();
+        packing.map_or(self.encoding, |packing| Encoding::Plain(packing.nearest()))
+    }
+
+    /// The mapped bytes.
+    fn sources(&self) -> impl Iterator<Item = &Bytes> {
+        let packing = self.packing.iter().flat_map(|packing| packing.sources());
+        std::iter::once(&self.bytes).chain(packing)
     }
 
     fn n_rows(&self) -> usize {
@@ -184,7 +210,7 @@ impl SourceMatrices {
                 if matches!(self.map, RowMap::Pad { .. }) && row % self.n_out >= self.n_source {
                     out.fill(0.0);
                 } else {
-                    self.decode(source * self.n_cols, out);
+                    self.decode(source * self.source_cols, out);
                 }
             }
         }
@@ -209,12 +235,12 @@ impl SourceMatrices {
         let mut line = vec![0.0; rows.len()];
         for col in 0..self.n_cols {
             if is_run {
-                self.decode((outer * self.n_cols + col) * self.n_source + first, &mut line);
+                self.decode((outer * self.source_cols + col) * self.n_source + first, &mut line);
             } else {
                 for (value, row) in line.iter_mut().zip(rows.clone()) {
                     let (outer, row) =
                         (row / self.n_out, self.map.source(row % self.n_out, self.n_out));
-                    let at = (outer * self.n_cols + col) * self.n_source + row;
+                    let at = (outer * self.source_cols + col) * self.n_source + row;
                     self.decode(at, std::slice::from_mut(value));
                 }
             }
@@ -226,6 +252,9 @@ impl SourceMatrices {
 
     /// Fills `out` with the source's values from index `first` on.
     fn decode(&self, first: usize, out: &mut [f32]) {
+        if let Some(packing) = &self.packing {
+            return packing.decode(&self.bytes, first, out);
+        }
         match self.encoding {
             Encoding::Plain(format) => {
                 let at = |value: usize| value / format.block_values() * format.block_bytes();
@@ -245,6 +274,7 @@ impl SourceMatrices {
         if self.encoding != Encoding::Plain(format)
             || self.transposed
             || self.columns.is_some()
+            || self.source_cols != self.n_cols
             || matches!(self.map, RowMap::Pad { .. })
             || self.values != Values::Same
             || self.is_vector
@@ -255,6 +285,30 @@ impl SourceMatrices {
             row / self.n_out * self.n_source + self.map.source(row % self.n_out, self.n_out);
         let len = format.row_bytes(self.n_cols)?;
         Some(&self.bytes[source * len..(source + 1) * len])
+    }
+}
+
+impl SourceMatrices {
+    /// Whether all rows are blocks of MXFP4 that can be written with the same bits.
+    pub(super) fn is_mxfp4(&self) -> bool {
+        self.packing.as_ref().is_some_and(|packing| packing.is_mxfp4())
+            && !self.transposed
+            && self.columns.is_none()
+            && self.source_cols == self.n_cols
+            && !matches!(self.map, RowMap::Pad { .. })
+            && self.values == Values::Same
+            && !self.is_vector
+    }
+
+    /// Writes output row `row` of [`SourceMatrices::is_mxfp4`].
+    fn write_mxfp4(&self, row: usize, out: &mut [u8]) {
+        let Some(packing) = &self.packing else { return };
+        let source =
+            row / self.n_out * self.n_source + self.map.source(row % self.n_out, self.n_out);
+        let blocks = packing.mxfp4_row(&self.bytes, source);
+        for (out, (scale, codes)) in out.chunks_exact_mut(MXFP4_BYTES).zip(blocks) {
+            repack_mxfp4(scale, codes, out);
+        }
     }
 }
 
@@ -339,6 +393,12 @@ impl Output {
             }
             return;
         }
+        if format == Format::MXFP4 && piece.is_mxfp4() {
+            for (row, out) in rows.zip(bytes.chunks_exact_mut(self.row_bytes())) {
+                piece.write_mxfp4(row, out);
+            }
+            return;
+        }
         values.resize(rows.len() * self.row_len(), 0.0);
         piece.read(rows, values);
         self.encode(values, bytes);
@@ -356,7 +416,7 @@ impl Output {
     pub(super) fn sources(&self) -> Vec<&Bytes> {
         match &self.content {
             Content::Copy(bytes) => vec![bytes],
-            Content::Rows(pieces) => pieces.iter().map(|piece| &piece.bytes).collect(),
+            Content::Rows(pieces) => pieces.iter().flat_map(SourceMatrices::sources).collect(),
             Content::Weighted { source, .. } => vec![&source.bytes],
             Content::Values(_) => Vec::new(),
             Content::Mxfp4 { blocks, scales, .. } => vec![blocks, scales],

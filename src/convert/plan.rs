@@ -7,10 +7,10 @@ use hal::format::Format;
 use super::change::{Change, RowMap, Values};
 use super::complete;
 use super::family::{Build, Family, Part, Reshape, Rule, Scale, Transform};
+use super::mxfp4::mxfp4;
 use super::output::{Content, Output, SourceMatrices};
-use super::source::{Checkpoint, Encoding, Tensor};
+use super::source::{Checkpoint, Tensor};
 use super::{Error, OutType};
-use gguf::TensorType;
 
 /// Prefixes that are removed from a tensor's name before its rule is looked up.
 const PREFIXES: &[&str] = &[
@@ -18,11 +18,14 @@ const PREFIXES: &[&str] = &[
     "language_model.model.",
     "language_model.",
     "model.",
+    "distilbert.transformer.",
+    "distilbert.",
     "transformer.",
     "bert.",
     "roberta.",
     "backbone.",
     "gpt_neox.",
+    "rwkv.",
 ];
 /// Tensors that are not converted: vision encoders (prefixes), and tables that readers compute
 /// themselves (suffixes).
@@ -37,17 +40,38 @@ const DROPPED_PREFIXES: &[&str] = &[
     "embed_vision.",
     "model.embed_audio.",
     "model.embed_vision.",
+    "mm_projector.",
+    "model.vision_adapter.",
+    "model.vision_projection.",
     "visual.",
     "model.visual.",
     "vision_model.",
     "mtp.",
     "model.mtp.",
     "model.mtp_",
+    // DeepSeek V4 with images.
+    "vision.",
+    "aligner.",
+    "image_",
 ];
 const DROPPED_SUFFIXES: &[&str] = &["rotary_emb.inv_freq", ".masked_bias", ".attn.bias"];
+/// Part of the names of weights that adapters change; `original` or the matrix of an adapter
+/// follows.
+const ADAPTED: &str = ".parametrizations.weight.";
 
 /// Matrices by expert number; 0 in tensors without experts.
 type Pieces = BTreeMap<usize, SourceMatrices>;
+
+/// How the matrices of a tensor lie in it.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+enum Layout {
+    #[default]
+    One,
+    /// A matrix for each expert.
+    Stack,
+    /// Rows of one matrix after those of another.
+    Joined,
+}
 
 /// The tensors of a file, and notes about omitted tensors.
 pub(super) type PlannedTensors = (Vec<Output>, Vec<String>);
@@ -73,7 +97,7 @@ pub(super) struct Plan<'a> {
 impl Plan<'_> {
     /// The tensors of the file, in the order of use, and notes.
     pub(super) fn outputs(&self, checkpoint: &Checkpoint) -> Result<PlannedTensors, Error> {
-        let mut stacked: BTreeMap<SortKey, (Pieces, bool)> = BTreeMap::new();
+        let mut stacked: BTreeMap<SortKey, (Pieces, Layout)> = BTreeMap::new();
         let mut outputs: BTreeMap<SortKey, Output> = BTreeMap::new();
         let mut left_out: BTreeMap<&str, usize> = BTreeMap::new();
         let mut notes = Vec::new();
@@ -101,25 +125,28 @@ impl Plan<'_> {
                 }
                 let tensor = self.reshape(tensor, rule)?;
                 let piece = SourceMatrices::new(&tensor, self.change(rule, &name, &tensor.shape)?)?;
-                let (pieces, is_stack) = stacked.entry(SortKey::new(&name)).or_default();
-                *is_stack |= expert.is_some();
+                let (pieces, layout) = stacked.entry(SortKey::new(&name)).or_default();
+                if matches!(transform, Transform::Joined) {
+                    *layout = Layout::Joined;
+                } else if expert.is_some() {
+                    *layout = Layout::Stack;
+                }
                 if pieces.insert(expert.unwrap_or(0), piece).is_some() {
                     return Err(Error::DuplicateTensor { file: tensor.name.clone(), tensor: name });
                 }
             }
         }
-        for (key, (pieces, is_stack)) in stacked {
-            let output = self.stack(&key.name, pieces, is_stack)?;
+        for (key, (pieces, layout)) in stacked {
+            let output = self.stack(&key.name, pieces, layout)?;
             outputs.insert(key, output);
         }
         let outputs: Vec<Output> = outputs.into_values().collect();
         complete::check(self, &outputs)?;
         for (start, n) in left_out {
-            notes.push(match start.strip_suffix('.') {
-                Some(_) if !start.contains("mtp") => {
-                    format!("skipped: {n} tensors outside the text model, `{start}*`")
-                }
-                Some(_) | None => format!("skipped: {n} tensors for multi-token prediction"),
+            notes.push(if start.ends_with(['.', '_']) && !start.contains("mtp") {
+                format!("skipped: {n} tensors outside the text model, `{start}*`")
+            } else {
+                format!("skipped: {n} tensors for multi-token prediction")
             });
         }
         Ok((outputs, notes))
@@ -155,7 +182,7 @@ impl Plan<'_> {
         Ok(is_tied)
     }
 
-    /// Whether a tensor is of a layer for multi-token prediction, after the last layer.
+    /// Whether a tensor belongs to a layer for multi-token prediction, after the last layer.
     fn is_extra(&self, name: &str) -> bool {
         let mut parts = bare(name).split('.');
         let layer = parts.find(|part| *part == "layers").and_then(|_| parts.next()?.parse().ok());
@@ -171,7 +198,16 @@ impl Plan<'_> {
             return Ok(Vec::new());
         }
         let bare = bare(name);
+        let bare = match bare.split_once(ADAPTED).filter(|_| self.family.arch == "jina-bert-v3") {
+            Some((weight, "original")) => weight,
+            Some(_) => return Ok(Vec::new()),
+            None => bare,
+        };
+        let is_whole =
+            |rule: &Rule| rule.from.ends_with(".bias") && matches(rule.from, bare).is_some();
         let (base, ending) = match bare.rsplit_once('.') {
+            // A bias that becomes a tensor of its own.
+            Some(_) if self.family.all_rules().any(|(_, rule)| is_whole(rule)) => (bare, "weight"),
             Some((base, ending @ ("weight" | "bias"))) => (base, ending),
             // Names of older checkpoints of BERT.
             Some((base, "gamma")) => (base, "weight"),
@@ -191,7 +227,8 @@ impl Plan<'_> {
             if rule.is_dropped() {
                 continue;
             }
-            let layer = numbers.first().map(usize::to_string).unwrap_or_default();
+            let before = rule.after.map_or(Ok(0), |after| after(self.build))? as usize;
+            let layer = numbers.first().map(|n| (n + before).to_string()).unwrap_or_default();
             let mut name = rule.to.replace('*', &layer);
             if self.transpose_down && name.ends_with(".ffn_down") {
                 name.push_str("_t");
@@ -199,8 +236,10 @@ impl Plan<'_> {
             let whole = name.strip_suffix('=').map(str::to_owned);
             let name = whole.unwrap_or_else(|| format!("{name}.{ending}"));
             // Without a layer in the file's name, the first number is that of a stacked matrix.
-            let stacked = usize::from(rule.to.contains('*'));
-            targets.push(Target { name, expert: numbers.get(stacked).copied(), rule });
+            let is_part = matches!(rule.transform, Transform::Joined);
+            let stacked = usize::from(is_part || rule.to.contains('*'));
+            let expert = rule.place.or(numbers.get(stacked).copied());
+            targets.push(Target { name, expert, rule });
         }
         if !is_known {
             return Err(Error::UnknownTensor { tensor: name.to_owned(), arch: self.family.arch });
@@ -222,8 +261,20 @@ impl Plan<'_> {
         let shape = match rule.reshape {
             Reshape::Same => shape.clone(),
             Reshape::Squeeze => shape.iter().copied().filter(|&n| n != 1).collect(),
-            Reshape::Column => shape.iter().copied().chain([1]).collect(),
+            Reshape::Column => shape.iter().copied().filter(|&n| n != 1).chain([1]).collect(),
+            Reshape::Filters => match shape[..] {
+                [n, width] | [n, 1, width] => vec![n, 1, width],
+                _ => {
+                    return Err(Error::Shape {
+                        tensor: tensor.name.clone(),
+                        expected: "a filter for each channel".to_owned(),
+                        found: shape.clone(),
+                    });
+                }
+            },
             Reshape::Groups(n) => groups(n(self.build)?)?,
+            Reshape::Flat => vec![shape.iter().product()],
+            Reshape::Stack(n) => stack_of(tensor, n(self.build)?)?,
         };
         Ok(Tensor { shape, ..tensor.clone() })
     }
@@ -241,10 +292,15 @@ impl Plan<'_> {
             Transform::Same
             | Transform::Tied
             | Transform::Drop
+            | Transform::Joined
             | Transform::Mxfp4
             | Transform::Mxfp4Even
             | Transform::Mxfp4Odd => plain(),
-            Transform::Rope => rows(RowMap::Rope { d_head: d_head()? }),
+            Transform::Rope => rows(RowMap::Rope { d_head: d_head()?, n_rot: d_head()? }),
+            Transform::RopeFirst(n) => {
+                let n_rot = n(self.build)? as usize;
+                rows(RowMap::Rope { d_head: d_head()?, n_rot })
+            }
             Transform::PlusOne if is_vector => plain(),
             Transform::PlusOne => Change { values: Values::Plus(1.0), ..plain() },
             Transform::FalconQkv => {
@@ -264,8 +320,12 @@ impl Plan<'_> {
             Transform::EvenColumns => transposed(every(0)),
             Transform::OddColumns => transposed(every(1)),
             Transform::Columns => transposed(RowMap::Same),
+            Transform::FirstRowsTransposed(n) => {
+                Change { n_cols: Some(n(self.build)? as usize), ..transposed(RowMap::Same) }
+            }
             Transform::EitherWay(part) => self.expert_either_way(part, shape)?,
             Transform::PadRows(n) => rows(RowMap::Pad { n: n(self.build)? as usize }),
+            Transform::FirstRows(n) => rows(RowMap::First { n: n(self.build)? as usize }),
             Transform::Rows(list) => rows(RowMap::List(list(self.build)?)),
             Transform::ReorderColumns(list) => {
                 Change { columns: Some(list(self.build)?), ..plain() }
@@ -274,14 +334,18 @@ impl Plan<'_> {
         let values = match rule.scale {
             Scale::Same => change.values,
             Scale::NegExp => Values::NegExp,
+            Scale::Exp => Values::Exp,
+            Scale::Plus(number) => Values::Plus(number),
+            Scale::UnitRows(is_on) if is_on(self.build)? => Values::UnitRows,
+            Scale::UnitRows(_) => change.values,
             Scale::Times(number) => Values::Times(number(self.build)?),
             Scale::RowTimes(numbers) => Values::RowTimes(numbers(self.build)?.into()),
         };
         Ok(Change { values, ..change })
     }
 
-    /// The change of experts that are stored transposed, unless only the other way fits the width of
-    /// the model.
+    /// The transposition of experts that are stored transposed, unless only the untransposed shape
+    /// fits the width of the model.
     fn expert_either_way(&self, part: Part, shape: &[u64]) -> Result<Change, Error> {
         let n_embd = u64::from(self.build.n_embd()?);
         let is_width = |axis: Option<&u64>| axis == Some(&n_embd);
@@ -297,14 +361,20 @@ impl Plan<'_> {
 
     /// Stacks the matrices of all experts in one tensor. Returns an error if an expert is missing
     /// or has another shape.
-    fn stack(&self, name: &str, pieces: Pieces, is_stack: bool) -> Result<Output, Error> {
+    fn stack(&self, name: &str, pieces: Pieces, layout: Layout) -> Result<Output, Error> {
         let missing = (0..pieces.len()).find(|n| !pieces.contains_key(n));
         if let Some(expert) = missing {
             return Err(Error::MissingTensor { tensor: format!("{name}, expert {expert}") });
         }
         let pieces: Vec<SourceMatrices> = pieces.into_values().collect();
         let first = &pieces[0];
-        if let Some(other) = pieces.iter().find(|piece| !piece.is_like(first)) {
+        let last = pieces.len() - 1;
+        // The last part of a joined matrix may have fewer rows.
+        let fits = |(i, piece): &(usize, &SourceMatrices)| {
+            piece.is_like(first)
+                || (layout == Layout::Joined && *i == last && piece.is_shorter_than(first))
+        };
+        if let Some((_, other)) = pieces.iter().enumerate().find(|piece| !fits(piece)) {
             let expected = format!("{:?}, as for the first expert", first.shape(None));
             return Err(Error::Shape {
                 tensor: name.to_owned(),
@@ -312,7 +382,17 @@ impl Plan<'_> {
                 found: other.shape(None),
             });
         }
-        let shape = first.shape(is_stack.then_some(pieces.len()));
+        let is_stack = layout == Layout::Stack;
+        let mut shape = first.shape(is_stack.then_some(pieces.len()));
+        if layout == Layout::Joined {
+            let rows = |piece: &SourceMatrices| piece.shape(None).get(1).copied().unwrap_or(1);
+            shape = vec![shape[0], pieces.iter().map(rows).sum()];
+        }
+        if name.ends_with(".time_mix_lerp_fused.weight") {
+            // llama.cpp's shape of the token shifts.
+            let n = shape[1..].iter().product();
+            shape = vec![shape[0], 1, 1, n];
+        }
         if shape.len() > 4 {
             return Err(Error::Shape {
                 tensor: name.to_owned(),
@@ -320,7 +400,11 @@ impl Plan<'_> {
                 found: shape,
             });
         }
-        let ty = self.out_type.tensor_type(name, &shape, first.encoding());
+        let ty = if pieces.iter().all(SourceMatrices::is_mxfp4) {
+            Format::MXFP4.into()
+        } else {
+            self.out_type.tensor_type(name, &shape, first.encoding())
+        };
         Ok(Output { name: name.to_owned(), shape, ty, content: Content::Rows(pieces) })
     }
 }
@@ -342,6 +426,20 @@ impl SortKey {
     }
 }
 
+/// The shape of `n` matrices that are stored as one.
+fn stack_of(tensor: &Tensor, n: u32) -> Result<Vec<u64>, Error> {
+    match *tensor.shape.as_slice() {
+        [rows, cols] if n > 0 && rows.is_multiple_of(u64::from(n)) => {
+            Ok(vec![u64::from(n), rows / u64::from(n), cols])
+        }
+        _ => Err(Error::Shape {
+            tensor: tensor.name.clone(),
+            expected: format!("a matrix with the rows of {n} matrices"),
+            found: tensor.shape.clone(),
+        }),
+    }
+}
+
 /// `name` without the prefix of its model.
 fn bare(name: &str) -> &str {
     PREFIXES.iter().find_map(|prefix| name.strip_prefix(prefix)).unwrap_or(name)
@@ -356,108 +454,14 @@ fn matches(pattern: &str, name: &str) -> Option<Vec<usize>> {
         match (pattern.next(), name.next()) {
             (None, None) => return Some(numbers),
             // Rejects layer and expert numbers far above those of any real model.
+            (Some(start), Some(part)) if start.ends_with("_*") => {
+                let number = part.strip_prefix(start.trim_end_matches('*'))?;
+                numbers.push(number.parse().ok().filter(|&n| n < 100_000)?);
+            }
             (Some("*"), Some(part)) => numbers.push(part.parse().ok().filter(|&n| n < 100_000)?),
             (Some(expected), Some(part)) if expected == part => {}
             (_, _) => return None,
         }
-    }
-}
-
-/// The output of MXFP4 experts with codes `[experts, rows, blocks, 16]` and scales `[experts,
-/// rows, blocks]`.
-fn mxfp4(
-    tensor: &Tensor,
-    checkpoint: &Checkpoint,
-    name: &str,
-    transform: Transform,
-) -> Result<Output, Error> {
-    let scales_name = tensor.name.replace("_blocks", "_scales");
-    let scales =
-        checkpoint.tensors.get(&scales_name).ok_or(Error::MissingTensor { tensor: scales_name })?;
-    for tensor in [tensor, scales] {
-        if tensor.encoding != Encoding::U8 {
-            let (tensor, found) = (tensor.name.clone(), tensor.encoding.name().to_owned());
-            return Err(Error::Encoding { tensor, expected: "bytes", found });
-        }
-    }
-    let &[experts, rows, blocks, 16] = tensor.shape.as_slice() else {
-        let expected = "[experts, rows, blocks, 16]".to_owned();
-        return Err(Error::Shape {
-            tensor: tensor.name.clone(),
-            expected,
-            found: tensor.shape.clone(),
-        });
-    };
-    if scales.shape != [experts, rows, blocks] || tensor.bytes.is_empty() {
-        let expected = format!("[{experts}, {rows}, {blocks}]");
-        return Err(Error::Shape {
-            tensor: scales.name.clone(),
-            expected,
-            found: scales.shape.clone(),
-        });
-    }
-    let map = if matches!(transform, Transform::Mxfp4) {
-        RowMap::Same
-    } else {
-        RowMap::Every { first: usize::from(matches!(transform, Transform::Mxfp4Odd)) }
-    };
-    let (n_source, n_rows) = (rows as usize, map.n_rows(rows as usize));
-    let content = Content::Mxfp4 {
-        blocks: tensor.bytes.clone(),
-        scales: scales.bytes.clone(),
-        map,
-        n_source,
-        n_rows,
-    };
-    let shape = vec![blocks * 32, n_rows as u64, experts];
-    Ok(Output { name: name.replace("_blocks", ""), shape, ty: Format::MXFP4.into(), content })
-}
-
-impl OutType {
-    /// A tensor's type in the file: F32 for vectors and small sensitive matrices, F16 if rows do
-    /// not fit the type.
-    pub(super) fn tensor_type(self, name: &str, shape: &[u64], source: Encoding) -> TensorType {
-        let sensitive = [
-            "_norm.weight",
-            "ffn_gate_inp.weight",
-            "ffn_gate_inp_shexp.weight",
-            "position_embd.weight",
-            "token_types.weight",
-            "conv1d.weight",
-            "shortconv.conv.weight",
-            "altup_correct_coef.weight",
-            "altup_predict_coef.weight",
-        ];
-        if shape.len() < 2
-            || !name.ends_with(".weight")
-            || sensitive.iter().any(|end| name.ends_with(end))
-        {
-            return TensorType::F32;
-        }
-        let format = match self {
-            OutType::F32 => Format::F32,
-            OutType::F16 => Format::F16,
-            OutType::Bf16 => Format::BF16,
-            OutType::Q8_0 => Format::Q8_0,
-            OutType::Auto if source == Encoding::Plain(Format::BF16) => Format::BF16,
-            OutType::Auto => Format::F16,
-        };
-        let fits = shape[0].is_multiple_of(format.block_values() as u64);
-        if fits { format.into() } else { TensorType::F16 }
-    }
-
-    /// Notes about tensors whose rows do not fit the type.
-    pub(super) fn misfit_notes(self, outputs: &[Output]) -> Vec<String> {
-        if self != OutType::Q8_0 {
-            return Vec::new();
-        }
-        let mut misfits: BTreeMap<u64, usize> = BTreeMap::new();
-        for output in outputs.iter().filter(|output| output.ty == TensorType::F16) {
-            *misfits.entry(output.shape[0]).or_default() += 1;
-        }
-        let note =
-            |(len, n)| format!("rows of {len} values do not fit Q8_0; using F16 for {n} tensors");
-        misfits.into_iter().map(note).collect()
     }
 }
 
@@ -470,6 +474,8 @@ mod tests {
         assert_eq!(matches("layers.*.experts.*.w1", "layers.3.experts.12.w1"), Some(vec![3, 12]));
         assert_eq!(matches("norm", "norm"), Some(vec![]));
         assert_eq!(matches("layers.*.w", "layers.x.w"), None);
+        assert_eq!(matches("t.shard_*.w", "t.shard_12.w"), Some(vec![12]));
+        assert_eq!(matches("t.shard_*.w", "t.shar_12.w"), None);
         assert_eq!(matches("layers.*.w", "layers.3.w.more"), None);
         assert_eq!(matches("layers.*.w", "layers.99999999999999999999.w"), None);
     }

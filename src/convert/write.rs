@@ -31,7 +31,8 @@ pub(super) fn write(
     Ok(size)
 }
 
-/// Writes a complete file under a temporary name; publishing it moves it to `path`.
+/// Writes a complete file under a temporary name; publishing it moves it to `path`. Fails if a
+/// source of `outputs` was written to meanwhile.
 pub(super) fn complete(
     mut writer: Writer,
     outputs: &[Output],
@@ -47,7 +48,11 @@ pub(super) fn complete(
     for output in outputs {
         fill(output, &mut data, &mut done, total, progress)?;
     }
-    Ok(data.complete()?)
+    let file = data.complete()?;
+    // Bytes from before and after a write would be one model.
+    let mut sources = outputs.iter().flat_map(Output::sources);
+    sources.try_for_each(gguf::Bytes::check_unchanged)?;
+    Ok(file)
 }
 
 fn fill<S: Write>(
@@ -100,4 +105,76 @@ pub(super) fn check_target(path: &Path, inputs: &[&Path], force: bool) -> Result
         return Err(Error::SameFile { file });
     }
     if force { Ok(()) } else { Err(Error::Exists { file }) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::fs;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::{Limit, Quantization, merge, split};
+    use gguf::{Container, Problem};
+
+    /// A model of ten matrices.
+    fn create(path: &Path) {
+        let mut writer = Writer::new(Container::Gguf);
+        writer.set("general.architecture", "llama").unwrap();
+        writer.set("llama.block_count", 10_u32).unwrap();
+        let names: Vec<String> = (0..10).map(|i| format!("blk.{i}.ffn_up.weight")).collect();
+        for name in &names {
+            writer.declare(name, &[256, 8], gguf::TensorType::F32).unwrap();
+        }
+        let mut data = writer.create(path).unwrap();
+        for name in &names {
+            data.write(name, &[0; 256 * 8 * 4]).unwrap();
+        }
+        data.finish().unwrap();
+    }
+
+    /// Changes the last byte of a file in place: the same file, of the same length.
+    fn overwrite(path: &Path) {
+        use std::io::{Seek, SeekFrom};
+        // File systems have a clock of a few milliseconds.
+        std::thread::sleep(Duration::from_millis(20));
+        let mut file = fs::File::options().write(true).open(path).unwrap();
+        file.seek(SeekFrom::End(-1)).unwrap();
+        file.write_all(&[1]).unwrap();
+    }
+
+    #[test]
+    fn no_output_is_made_of_a_file_that_is_written_to_meanwhile() {
+        let folder = tempfile::tempdir().unwrap();
+        let (model, out) = (folder.path().join("model.gguf"), folder.path().join("out"));
+        type Make<'a> = &'a dyn Fn(Progress<'_>) -> Result<(), Error>;
+        let quantize: Make<'_> = &|progress| {
+            let target = "q8_0".parse()?;
+            Quantization::new(model.clone(), out.clone(), target).run(progress).map(drop)
+        };
+        let merge: Make<'_> = &|progress| merge(&model, &out, false, progress).map(drop);
+        let split: Make<'_> =
+            &|progress| split(&model, &out, Limit::Tensors(4), false, progress).map(drop);
+        for make in [quantize, merge, split] {
+            // With the split, the first part is complete before the last of these calls.
+            for changed_at in [0, 7] {
+                create(&model);
+                let calls = Cell::new(0);
+                let progress = |_, _| {
+                    if calls.replace(calls.get() + 1) == changed_at {
+                        overwrite(&model);
+                    }
+                    ControlFlow::Continue(())
+                };
+                let error = make(&progress).unwrap_err();
+                let Error::Container(error) = error else { panic!("{error}") };
+                assert!(matches!(error.problem(), Problem::SourceChanged), "{error}");
+                assert!(error.file().ends_with("model.gguf"), "{error}");
+                assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "only the model");
+            }
+            make(&|_, _| ControlFlow::Continue(())).unwrap();
+            let all = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path());
+            all.for_each(|path| fs::remove_file(path).unwrap());
+        }
+    }
 }

@@ -9,6 +9,18 @@ pub enum Error {
     /// An invalid placement.
     #[error(transparent)]
     Placement(#[from] placement::Error),
+    /// A layer is split between devices, and its experts are wider than what hand-offs carry.
+    #[error(
+        "layer {layer} cannot be split between devices, because its experts read {width} values and hand-offs carry {n_embd}: place the layer on one device"
+    )]
+    WideExperts {
+        /// Index of the layer.
+        layer: usize,
+        /// Width of the experts.
+        width: usize,
+        /// Width of the residual.
+        n_embd: usize,
+    },
     /// The size of the model's heads is not a multiple of the block size of a KV cache format.
     #[error("heads of {d_head} values are not whole blocks of the KV cache type {format}")]
     CacheFormat {
@@ -71,7 +83,7 @@ pub enum Error {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotRestored {
     /// The data is not a saved sequence, or has another format version.
-    #[error("it was not saved by this version")]
+    #[error("it is not a saved sequence, or another version saved it")]
     Magic,
     /// The data was changed or truncated since it was saved.
     #[error("the data is damaged: its checksum differs")]

@@ -50,7 +50,7 @@ pub use error::{Error, NotRestored, Result};
 pub use fired::FiredNeurons;
 pub use load::to_repack;
 pub use observe::{InputObserver, ObservedBlock, ObservedInput};
-pub use ops::memory::state_bytes;
+pub use ops::memory::{index_format, state_bytes};
 pub use ops::scratch::scratch_width;
 pub use options::{
     DenseFrom, EngineOptions, NeuronReads, PagingOptions, PlannerInputs, ReadRates, Sparsity,

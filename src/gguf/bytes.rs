@@ -1,9 +1,10 @@
 //! Byte ranges of a container that keep its mapping alive.
 
-use std::{fmt, fs, ops::Deref, ops::Range, path::Path, sync::Arc};
+use std::{fmt, fs, ops::Deref, ops::Range, path::Path, path::PathBuf, sync::Arc};
 
 use super::fault::{Registered, register_mapping};
 use super::output::{self, identity};
+use super::{Error, FileFacts, Problem};
 
 pub(super) enum Backing {
     Mapped(Mapping),
@@ -20,16 +21,33 @@ pub(super) struct Mapping {
     /// The user that owns the file.
     owner: Option<u32>,
     map: memmap2::Mmap,
-    /// Stays open, to be read in another way.
+    /// Stays open, for facts and advice about the file.
     file: fs::File,
+    path: PathBuf,
+    /// The file before it was mapped.
+    opened: FileFacts,
 }
 
 impl Mapping {
-    pub(super) fn new(map: memmap2::Mmap, file: fs::File, path: &Path) -> Mapping {
-        let facts = file.metadata().ok();
-        let (identity, owner) =
-            (facts.as_ref().and_then(identity), facts.as_ref().and_then(output::owner));
-        Mapping { _registered: register_mapping(&map, identity, path), owner, map, file }
+    /// `opened` is the metadata of `file` before it was mapped.
+    pub(super) fn new(
+        map: memmap2::Mmap,
+        file: fs::File,
+        path: &Path,
+        opened: &fs::Metadata,
+    ) -> Mapping {
+        let _registered = register_mapping(&map, identity(opened), path);
+        let (owner, path) = (output::owner(opened), path.to_owned());
+        Mapping { _registered, owner, map, file, path, opened: FileFacts::new(opened) }
+    }
+
+    fn check_unchanged(&self) -> Result<(), Error> {
+        let failed = |problem| Err(Error::new(&self.path.display().to_string(), problem));
+        match self.file.metadata().map(|now| FileFacts::new(&now)) {
+            Ok(now) if self.opened.is_unchanged(&now) => Ok(()),
+            Ok(now) if now.size() >= self.opened.size() => failed(Problem::SourceChanged),
+            Ok(_) | Err(_) => failed(Problem::SourceLost),
+        }
     }
 }
 
@@ -75,10 +93,23 @@ impl Bytes {
         true
     }
 
-    /// The file that the bytes are mapped from; `None` for bytes in memory.
-    pub(super) fn mapped_file(&self) -> Option<&fs::File> {
+    /// Checks that the file that the bytes are mapped from was not written to since it was opened.
+    /// Bytes in memory do not change.
+    ///
+    /// # Errors
+    /// [`Problem::SourceChanged`], [`Problem::SourceLost`].
+    pub fn check_unchanged(&self) -> Result<(), Error> {
         match &*self.backing {
-            Backing::Mapped(Mapping { file, .. }) => Some(file),
+            Backing::Mapped(mapping) => mapping.check_unchanged(),
+            Backing::Static(_) | Backing::Owned(_) | Backing::Shapes(_) => Ok(()),
+        }
+    }
+
+    /// The facts of the file that the bytes are mapped from, when it was opened; `None` for bytes
+    /// in memory.
+    pub(super) fn opened(&self) -> Option<&FileFacts> {
+        match &*self.backing {
+            Backing::Mapped(mapping) => Some(&mapping.opened),
             Backing::Static(_) | Backing::Owned(_) | Backing::Shapes(_) => None,
         }
     }

@@ -280,8 +280,11 @@ pub enum Problem {
         count: u64,
     },
     /// Writing: a mapped file whose bytes are copied has become shorter or cannot be read.
-    #[error("the model file was shortened or cannot be read while in use")]
+    #[error("the file was shortened or cannot be read while in use")]
     SourceLost,
+    /// A mapped file was written to after it was opened, so its bytes may be mixed.
+    #[error("the file was written to while in use")]
+    SourceChanged,
     /// Writing: the output would replace something other than a regular file.
     #[error("the output is {kind}: only a regular file can be replaced")]
     NotReplaceable {

@@ -8,7 +8,7 @@ use std::{
 };
 
 use super::{
-    Bytes, Container, Error, Metadata, Problem, TensorInfo,
+    Bytes, Container, Error, FileFacts, Metadata, Problem, TensorInfo,
     bytes::{Backing, Mapping},
     header::Header,
     map::map,
@@ -318,9 +318,19 @@ impl File {
         Some((number, start..start + bytes.len() as u64))
     }
 
-    /// The open file `number` of [`File::paths`]; `None` if it is not mapped.
-    pub fn mapped_file(&self, number: usize) -> Option<&fs::File> {
-        self.parts.get(number)?.mapped_file()
+    /// The facts of file `number` of [`File::paths`], when it was opened; `None` if it is not
+    /// mapped.
+    pub fn opened(&self, number: usize) -> Option<&FileFacts> {
+        self.parts.get(number)?.opened()
+    }
+
+    /// Checks that no mapped file was written to since it was opened: for a reader of many bytes,
+    /// when it has read them.
+    ///
+    /// # Errors
+    /// As [`Bytes::check_unchanged`].
+    pub fn check_unchanged(&self) -> Result<(), Error> {
+        self.parts.iter().try_for_each(Bytes::check_unchanged)
     }
 
     /// Drops the mapped pages of `bytes`, a slice of this file, from this process's memory; they
@@ -429,8 +439,9 @@ fn open_backing(path: &Path) -> Result<Backing, Problem> {
         return Err(Problem::Empty);
     }
     let file = fs::File::open(path).map_err(io_error("open"))?;
+    let opened = file.metadata().map_err(io_error("open"))?;
     let map = map(&file).map_err(io_error("map"))?;
-    Ok(Backing::Mapped(Mapping::new(map, file, path)))
+    Ok(Backing::Mapped(Mapping::new(map, file, path, &opened)))
 }
 
 /// The part of an error message that suggests a file in the directory at `path`.
@@ -450,6 +461,6 @@ fn hint_for_directory(path: &Path) -> String {
         }
         [] => "; it contains no GGUF file".to_owned(),
         [model] => format!("; it contains {model}"),
-        [first, .., last] => format!("; it contains {} files, {first} to {last}", models.len()),
+        [first, .., last] => format!("; it contains {} files, {first} to {last}: name one of them", models.len()),
     }
 }

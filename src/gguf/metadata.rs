@@ -116,6 +116,17 @@ impl Metadata {
         self.integers(key, "an array of whole numbers from 0 to 4294967295")
     }
 
+    /// The array of unsigned 64-bit integers at `key`.
+    ///
+    /// # Errors
+    /// [`Problem::Key`] if the value is not an array of integers or one is negative.
+    pub fn u64_array(&self, key: &str) -> Result<Option<Cow<'_, [u64]>>, Error> {
+        if let Some(Value::Array(Array::U64(numbers))) = self.get(key) {
+            return Ok(Some(numbers.into()));
+        }
+        self.integers(key, "an array of whole numbers that are not negative")
+    }
+
     /// The array of signed 32-bit integers at `key`.
     ///
     /// # Errors

@@ -3,6 +3,8 @@
 use std::fs;
 use std::path::Path;
 
+pub(super) use own_file::{foreign, owner};
+
 use super::{Problem, fault};
 
 /// Device and number of a file, which all its hard links share; `None` where the system has none.
@@ -19,33 +21,12 @@ pub(super) fn identity(file: &fs::Metadata) -> Option<(u64, u64)> {
     }
 }
 
-/// The user that owns a file; `None` where the system has no numbers for users.
-pub(super) fn owner(file: &fs::Metadata) -> Option<u32> {
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::MetadataExt;
-        Some(file.uid())
-    }
-    #[cfg(not(unix))]
-    {
-        let _ = file;
-        None
-    }
-}
-
-/// `owner`, unless files of that user are trusted beside files of the user `trusted`: it is this
-/// user, root, or `trusted`.
-pub(super) fn foreign(owner: Option<u32>, trusted: Option<u32>) -> Option<u32> {
-    #[cfg(unix)]
-    let known = [Some(rustix::process::geteuid().as_raw()), Some(0), trusted];
-    #[cfg(not(unix))]
-    let known = [owner, None, trusted];
-    owner.filter(|_| !known.contains(&owner))
-}
-
 /// Why other users may have put files into `folder`; `None` if they may not, or if it does not exist.
 pub fn folder_of_others(folder: &Path) -> Option<String> {
-    let found = fs::metadata(folder).ok()?;
+    let (found, named) = (fs::metadata(folder).ok()?, fs::symlink_metadata(folder).ok()?);
+    if let Some(owner) = foreign(owner(&named), None).filter(|_| named.is_symlink()) {
+        return Some(format!("it is a symbolic link of user {owner}"));
+    }
     if let Some(owner) = foreign(owner(&found), None) {
         return Some(format!("it belongs to user {owner}"));
     }

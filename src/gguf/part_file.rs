@@ -52,16 +52,24 @@ impl PartFile {
     /// [`Problem::NotReplaceable`] if `target` exists and is not a regular file,
     /// [`Problem::ReadByThisRun`], I/O errors.
     pub fn create(target: &Path) -> Result<PartFile, Problem> {
-        PartFile::start(target, true)
+        PartFile::start(target, true, None)
+    }
+
+    /// As [`PartFile::create`] for a file that only this user may read, where the system knows that.
+    ///
+    /// # Errors
+    /// As [`PartFile::create`].
+    pub fn create_private(target: &Path) -> Result<PartFile, Problem> {
+        PartFile::start(target, true, Some(0o600))
     }
 
     /// As [`PartFile::create`] for a file that only this program writes, so this run may have mapped
     /// the file that it replaces.
     pub(super) fn create_own(target: &Path) -> Result<PartFile, Problem> {
-        PartFile::start(target, false)
+        PartFile::start(target, false, None)
     }
 
-    fn start(target: &Path, reads_matter: bool) -> Result<PartFile, Problem> {
+    fn start(target: &Path, reads_matter: bool, mode: Option<u32>) -> Result<PartFile, Problem> {
         check_replaced(target, reads_matter)?;
         let io_error = |reason| Problem::Io { action: "create", reason };
         let Some(name) = target.file_name() else {
@@ -76,7 +84,7 @@ impl PartFile {
             temporary.push(name);
             temporary.push(".part");
             let temporary = target.with_file_name(temporary);
-            match fs::File::create_new(&temporary) {
+            match create_new(&temporary, mode) {
                 Ok(file) => {
                     let file = ChunkedWriter::new(file);
                     let _registered = register_unfinished(&temporary);
@@ -109,19 +117,42 @@ impl PartFile {
     }
 }
 
+fn create_new(path: &Path, mode: Option<u32>) -> io::Result<fs::File> {
+    let mut options = fs::OpenOptions::new();
+    options.write(true).create_new(true);
+    #[cfg(unix)]
+    if let Some(mode) = mode {
+        std::os::unix::fs::OpenOptionsExt::mode(&mut options, mode);
+    }
+    #[cfg(not(unix))]
+    let _ = mode;
+    options.open(path)
+}
+
 /// Removes temporary files of `target` that killed processes of this user left.
 fn drop_abandoned(target: &Path, name: &OsStr) {
     let folder =
         target.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let Ok(entries) = fs::read_dir(folder) else { return };
     let name = name.to_string_lossy();
-    let writer = |file: &str| {
-        let numbers = file.strip_suffix(".part")?.strip_suffix(&*name)?.strip_suffix('.')?;
-        let (id, n) = numbers.split_once('-')?;
-        n.parse::<u32>().ok().and_then(|_| id.parse::<u32>().ok())
-    };
+    drop_leftovers(folder, |target| target == name);
+}
+
+/// The process that writes a temporary file with this name, and the name of its target.
+pub fn writer_of(file: &str) -> Option<(u32, &str)> {
+    let (numbers, target) = file.strip_suffix(".part")?.split_once('.')?;
+    let (id, n) = numbers.split_once('-')?;
+    n.parse::<u32>().ok()?;
+    Some((id.parse().ok()?, target))
+}
+
+/// Removes temporary files that killed processes of this user left in `folder`, for targets whose
+/// names are `ours`.
+pub fn drop_leftovers(folder: &Path, ours: impl Fn(&str) -> bool) {
+    let Ok(entries) = fs::read_dir(folder) else { return };
     for entry in entries.flatten() {
-        let Some(id) = writer(&entry.file_name().to_string_lossy()) else { continue };
+        let file = entry.file_name();
+        let file = file.to_string_lossy();
+        let Some((id, _)) = writer_of(&file).filter(|(_, target)| ours(target)) else { continue };
         let Ok(file) = entry.metadata() else { continue };
         let unwritten = file.modified().ok().and_then(|time| time.elapsed().ok());
         let limit = if is_dead(id) { UNWRITTEN } else { ABANDONED };

@@ -2,18 +2,18 @@
 
 use std::sync::Arc;
 
-use hal::HostRows;
 use hal::op::{GateActivation, Window};
+use hal::{HostRows, KvRows};
 
 use super::layer::{MapOperand, try_map_maybe};
-use super::{Affine, RopeTable};
+use super::{Affine, CompressedBlocks, Indexer, RopeTable, SingleKv, Sparse};
 
 /// Sizes of a layer's attention.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AttentionSizes {
     /// Number of query heads.
     pub n_head: usize,
-    /// Number of KV heads.
+    /// Number of KV heads; 1 in latent attention.
     pub n_head_kv: usize,
     /// Number of values of a query or key head.
     pub d_head: usize,
@@ -21,6 +21,10 @@ pub struct AttentionSizes {
     pub d_value: usize,
     /// Number of values per head that RoPE is applied to.
     pub n_rot: usize,
+    /// Number of values of the latent vector of a token's keys and values (MLA); 0 without one.
+    pub d_latent: usize,
+    /// Whether a value is the whole key of its position, and the last values of a head are rotated.
+    pub is_single: bool,
     /// The positions that a token attends to; `None` for global attention.
     pub window: Option<Window>,
     /// Factor on the scores.
@@ -63,6 +67,8 @@ pub struct Attention<T = HostRows> {
     pub q_norm: Option<HeadNorm<T>>,
     /// How keys and values are computed.
     pub kv: Kv<T>,
+    /// How positions are selected; `None` for attention to all positions.
+    pub sparse: Option<Sparse<T>>,
     /// Norm of the keys; `None` without one.
     pub k_norm: Option<HeadNorm<T>>,
     /// Whether the norms of queries and keys follow RoPE.
@@ -123,8 +129,10 @@ pub enum Kv<T = HostRows> {
         /// RoPE.
         v: Option<Affine<T>>,
     },
-    /// Expanded from a latent vector (MLA).
+    /// From a latent vector, which the cache holds (MLA).
     Latent(Latent<T>),
+    /// One key, which is also the value, for all heads (DeepSeek-V4).
+    Single(Box<SingleKv<T>>),
     /// Shared with an earlier layer of the same sizes. This layer has no matrices for keys and
     /// values and no KV cache of its own.
     Shared {
@@ -133,7 +141,10 @@ pub enum Kv<T = HostRows> {
     },
 }
 
-/// Multi-head latent attention (MLA), expanded to keys and values of every head.
+/// Multi-head latent attention (MLA) in its absorbed form (DeepSeek-V2, 2024). A token's row of the KV
+/// cache is its latent vector and the columns of its key that RoPE is applied to; the row is the key of
+/// all heads, and its latent vector is their value. In place of expanding keys and values, queries are
+/// multiplied by the matrix of the keys, and outputs by the matrix of the values.
 #[derive(Clone, Debug)]
 pub struct Latent<T = HostRows> {
     /// `[d_latent, n_embd]`: computes the latent vector.
@@ -141,24 +152,50 @@ pub struct Latent<T = HostRows> {
     /// `[1, d_latent]`: norm of the latent vector.
     pub kv_a_norm: Affine<T>,
     /// `[n_rot, n_embd]`: computes the columns of the keys that RoPE is applied to, which all heads
-    /// share.
-    pub k_rope: Affine<T>,
-    /// `[n_head * (d_head - n_rot + d_value), d_latent]`: computes, for each head, the other
-    /// columns of its key, then its value.
-    pub kv_b_proj: Affine<T>,
+    /// share; `None` if there are none.
+    pub k_rope: Option<Affine<T>>,
+    /// `[n_head * d_latent, d_head - n_rot]`: for each head, the transpose of the matrix that would
+    /// expand the other columns of its key; a column of zeros if it has no others.
+    pub k_b: T,
+    /// `[n_head * d_value, d_latent]`: for each head, the matrix that expands its value.
+    pub v_b: T,
 }
 
 impl AttentionSizes {
-    /// Width of the keys of all heads.
+    /// Width of the keys of all heads, except in latent attention.
     #[must_use]
     pub fn n_k(&self) -> usize {
         self.n_head_kv * self.d_head
     }
 
-    /// Width of the values of all heads.
+    /// Width of the values of all heads, except in latent attention.
     #[must_use]
     pub fn n_v(&self) -> usize {
         self.n_head_kv * self.d_value
+    }
+
+    /// Width of a token's rows in the KV cache.
+    #[must_use]
+    pub fn cached(&self) -> KvRows<usize> {
+        match self.d_latent {
+            0 => KvRows { k: self.n_k(), v: (!self.is_single).then(|| self.n_v()) },
+            d_latent => KvRows { k: d_latent + self.n_rot, v: None },
+        }
+    }
+
+    /// Number of values of a key and of a value in the KV cache.
+    #[must_use]
+    pub fn cached_heads(&self) -> [usize; 2] {
+        match self.d_latent {
+            0 => [self.d_head, self.d_value],
+            d_latent => [d_latent + self.n_rot, d_latent],
+        }
+    }
+
+    /// Index of the first value of a cached head that RoPE is applied to.
+    #[must_use]
+    pub fn first_rotated(&self) -> usize {
+        if self.is_single { self.d_head - self.n_rot } else { self.d_latent }
     }
 
     /// Width of the queries of all heads.
@@ -175,6 +212,19 @@ impl AttentionSizes {
 }
 
 impl<T> Attention<T> {
+    /// The indexer of sparse attention; `None` in layers without one.
+    pub fn indexer(&self) -> Option<&Indexer<T>> {
+        self.sparse.as_ref()?.indexer.as_ref()
+    }
+
+    /// The compressed keys of blocks; `None` in layers without them.
+    pub fn blocks(&self) -> Option<&CompressedBlocks<T>> {
+        match &self.kv {
+            Kv::Single(by) => by.blocks.as_deref(),
+            Kv::Direct { .. } | Kv::Latent(_) | Kv::Shared { .. } => None,
+        }
+    }
+
     pub(super) fn try_map<U, E>(&self, f: &mut MapOperand<'_, T, U, E>) -> Result<Attention<U>, E> {
         Ok(Attention {
             sizes: self.sizes,
@@ -194,8 +244,10 @@ impl<T> Attention<T> {
                     Kv::Direct { k: k.try_map("attn_k", f)?, v: try_map_maybe(v, "attn_v", f)? }
                 }
                 Kv::Latent(latent) => Kv::Latent(latent.try_map(f)?),
+                Kv::Single(by) => Kv::Single(Box::new(by.try_map(f)?)),
                 Kv::Shared { layer } => Kv::Shared { layer: *layer },
             },
+            sparse: self.sparse.as_ref().map(|sparse| sparse.try_map(f)).transpose()?,
             k_norm: try_map_norm(&self.k_norm, "attn_k_norm", f)?,
             norms_after_rope: self.norms_after_rope,
             v_normed: self.v_normed,
@@ -211,8 +263,9 @@ impl<T> Latent<T> {
         Ok(Latent {
             kv_a_proj: self.kv_a_proj.try_map("attn_kv_a_mqa", f)?,
             kv_a_norm: self.kv_a_norm.try_map("attn_kv_a_norm", f)?,
-            k_rope: self.k_rope.try_map("attn_k_pe", f)?,
-            kv_b_proj: self.kv_b_proj.try_map("attn_kv_b", f)?,
+            k_rope: try_map_maybe(&self.k_rope, "attn_k_pe", f)?,
+            k_b: f("attn_k_b", &self.k_b)?,
+            v_b: f("attn_v_b", &self.v_b)?,
         })
     }
 }

@@ -8,7 +8,9 @@ use super::attention::{Attention, AttentionSizes, HeadNorm, Kv, Latent, LowRank,
 use super::layers::{LayerReader, Layers};
 use super::reader::{MatrixStack, f32_matrix};
 use super::rope::RopeTable;
-use super::{Affine, Alibi, Error, GateKind, KvKind, Mixer, NormSpan, Positions, RotaryLayers};
+use super::{
+    Affine, Alibi, Error, GateKind, KvKind, Mixer, NormSpan, Positions, RotaryLayers, join,
+};
 
 impl LayerReader<'_> {
     /// Reads attention as the family's spec describes it. A layer without heads has no mixer.
@@ -30,7 +32,7 @@ impl LayerReader<'_> {
         let mut q_a = None;
         let (q, kv) = match (source, spec.kv) {
             (Some(layer), _) => (self.shared_kv(&sizes)?, Kv::Shared { layer }),
-            (None, KvKind::Direct) => self.direct(&sizes)?,
+            (None, KvKind::Direct | KvKind::Single) => self.direct(&sizes)?,
             (None, KvKind::Latent) => {
                 q_a = self.low_rank_queries()?;
                 let q = match &q_a {
@@ -51,6 +53,7 @@ impl LayerReader<'_> {
             gate: self.gate(&sizes)?,
             q_norm: self.head_norm("attn_q_norm", sizes.n_head, sizes.d_head)?,
             kv,
+            sparse: None,
             k_norm,
             norms_after_rope: spec.qk_norm.is_some_and(|norm| norm.after_rope),
             v_normed: spec.v_norm,
@@ -82,6 +85,15 @@ impl LayerReader<'_> {
             NormSpan::HeadWeights => {
                 (Affine { w: self.f32_row(&weight, n_head, d_head)?, bias: None }, d_head)
             }
+            NormSpan::QueryFactors if part == "attn_k_norm" => {
+                (Affine { w: self.constant(1.0, d_head), bias: None }, d_head)
+            }
+            NormSpan::QueryFactors => {
+                let factors = self.flat(&weight, n_head)?;
+                let each = factors.iter().flat_map(|factor| std::iter::repeat_n(*factor, d_head));
+                let w = f32_matrix(1, &each.collect::<Vec<f32>>());
+                (Affine { w, bias: None }, d_head)
+            }
         };
         Ok(Some(HeadNorm { by, width }))
     }
@@ -96,7 +108,9 @@ impl LayerReader<'_> {
             GateKind::Matrix { activation, .. } => {
                 let (n_head, n_embd) = (sizes.n_head, self.n_embd());
                 let tensor = self.tensor("attn_gate.weight");
-                let per_head = self.layers.reader.n_rows(&tensor, n_embd, "gates")? == n_head;
+                let reader = &self.layers.reader;
+                let per_head = n_head == 1 && reader.is_vector(&tensor)
+                    || reader.n_rows(&tensor, n_embd, "gates")? == n_head;
                 let rows = if per_head { n_head } else { sizes.n_out() };
                 Ok(OutputGate::Matrix { by: self.affine("attn_gate", rows, n_embd)?, activation })
             }
@@ -181,43 +195,56 @@ impl LayerReader<'_> {
     }
 
     fn latent(&self, sizes: &AttentionSizes) -> Result<Kv, Error> {
-        let AttentionSizes { n_head, n_rot, d_head, d_value, .. } = *sizes;
-        let d_latent = self.layers.heads.d_latent;
+        let AttentionSizes { n_rot, d_latent, .. } = *sizes;
         let all = d_latent + n_rot;
         let kv_a = |range| self.affine_rows("attn_kv_a_mqa", all, self.n_embd(), range);
-        let expanded = n_head * (d_head - n_rot + d_value);
+        // Read first: these tensors of the file bound the sizes of what is made below.
+        let kv_a_proj = kv_a(0..d_latent)?;
+        let [k_b, v_b] = if self.has("attn_k_b.weight") && sizes.n_rot < sizes.d_head {
+            self.absorbed(sizes)?
+        } else {
+            self.absorbed_from_joined(sizes)?
+        };
         Ok(Kv::Latent(Latent {
-            kv_a_proj: kv_a(0..d_latent)?,
+            kv_a_proj,
             kv_a_norm: self.norm("attn_kv_a_norm", d_latent)?,
-            k_rope: kv_a(d_latent..all)?,
-            kv_b_proj: if self.has("attn_k_b.weight") {
-                self.joined_kv_b(sizes, d_latent)?
-            } else {
-                self.affine("attn_kv_b", expanded, d_latent)?
-            },
+            k_rope: if n_rot > 0 { Some(kv_a(d_latent..all)?) } else { None },
+            k_b,
+            v_b,
         }))
     }
 
-    /// The matrix that expands keys and values, from the two matrices per head that files for the
-    /// absorbed form have: `attn_k_b` (transposed) and `attn_v_b`.
-    fn joined_kv_b(&self, sizes: &AttentionSizes, d_latent: usize) -> Result<Affine, Error> {
-        let AttentionSizes { n_head, n_rot, d_head, d_value, .. } = *sizes;
-        let n_key = d_head - n_rot;
+    /// The matrices of keys and values of files for the absorbed form, a matrix per head.
+    fn absorbed(&self, sizes: &AttentionSizes) -> Result<[HostRows; 2], Error> {
+        let AttentionSizes { n_head, n_rot, d_head, d_value, d_latent, .. } = *sizes;
         let read = |part: &str, rows, cols| {
             let stack = MatrixStack { n: n_head, rows, cols };
-            self.layers.reader.stack_floats(&self.tensor(&format!("{part}.weight")), stack)
+            let tensor = self.tensor(&format!("{part}.weight"));
+            self.layers.reader.rows_of(&tensor, stack, 0..n_head * rows)
         };
-        let keys = read("attn_k_b", d_latent, n_key)?;
-        let values = read("attn_v_b", d_value, d_latent)?;
-        let mut all = Vec::with_capacity(keys.len() + values.len());
-        let heads = keys.chunks_exact(d_latent * n_key);
-        for (k, v) in heads.zip(values.chunks_exact(d_value * d_latent)) {
-            for column in 0..n_key {
-                all.extend(k.iter().skip(column).step_by(n_key));
-            }
-            all.extend_from_slice(v);
-        }
-        Ok(Affine { w: f32_matrix(n_head * (n_key + d_value), &all), bias: None })
+        Ok([read("attn_k_b", d_latent, d_head - n_rot)?, read("attn_v_b", d_value, d_latent)?])
+    }
+
+    /// The same matrices of files that have one matrix for keys and values, `attn_kv_b`. That of the
+    /// keys is transposed for each head; transposed blocks of quantised weights become F32.
+    fn absorbed_from_joined(&self, sizes: &AttentionSizes) -> Result<[HostRows; 2], Error> {
+        let AttentionSizes { n_head, n_rot, d_head, d_value, d_latent, .. } = *sizes;
+        let n_key = d_head - n_rot;
+        let per_head = n_key + d_value;
+        let all = n_head * per_head;
+        let keys = |head: usize| head * per_head..head * per_head + n_key;
+        let values = |head: usize| head * per_head + n_key..(head + 1) * per_head;
+        let v_b = self.affine_parts("attn_kv_b", all, d_latent, (0..n_head).map(values))?;
+        let k_b = if n_key > 0 {
+            let parts = (0..n_head)
+                .map(|head| Ok(self.affine_rows("attn_kv_b", all, d_latent, keys(head))?.w))
+                .collect::<Result<Vec<HostRows>, Error>>()?;
+            join::stack_transposed(parts).expect("the parts have one shape and format")
+        } else {
+            // RoPE is applied to whole keys: the latent vector is not a part of any score.
+            f32_matrix(n_head * d_latent, &vec![0.0; n_head * d_latent])
+        };
+        Ok([k_b, v_b.w])
     }
 }
 

@@ -79,7 +79,8 @@ impl ExpertKeys {
                 Some(1) => Scoring::Softmax,
                 Some(2) => Scoring::Sigmoid,
                 Some(3) => Scoring::SoftmaxChosen,
-                Some(other) => return Err(keys.wrong_key("expert_gating_func", "0 to 3", other)),
+                Some(4) => Scoring::SqrtSoftplus,
+                Some(other) => return Err(keys.wrong_key("expert_gating_func", "0 to 4", other)),
             }
         } else {
             routing.scoring

@@ -3,13 +3,37 @@
 
 use hal::op::FfnKind;
 
-use super::layer::{Ffn, Predictor, SharedExpert, SharedNorms};
+use super::layer::{Ffn, LatentExperts, Predictor, SharedExpert, SharedNorms};
 use super::layers::{LayerReader, Layers};
 use super::reader::{MatrixStack, f32_matrix};
 use super::{Affine, DenseBeside, Error, Experts, RouterInput};
 
 /// Gate and up of all experts in one tensor.
 pub(super) const JOINT: &str = "ffn_gate_up_exps.weight";
+
+/// Names of the projections around latent experts, and of the key of their width.
+struct LatentNames {
+    down: &'static str,
+    norm: &'static str,
+    up: &'static str,
+    width: &'static str,
+}
+
+/// The names in files of Kimi K3 and of Nemotron 3 Super.
+const LATENT: [LatentNames; 2] = [
+    LatentNames {
+        down: "ffn_routed_down",
+        norm: "ffn_routed_norm",
+        up: "ffn_routed_up",
+        width: "expert_latent_length",
+    },
+    LatentNames {
+        down: "ffn_latent_down",
+        norm: "ffn_latent_norm",
+        up: "ffn_latent_up",
+        width: "moe_latent_size",
+    },
+];
 
 impl LayerReader<'_> {
     /// Reads the shared expert, or the dense block in parallel with the experts; `None` if the
@@ -87,9 +111,36 @@ impl LayerReader<'_> {
         }
     }
 
+    /// The names of the projections around latent experts, in a layer with such experts.
+    fn latent_names(&self) -> Option<&'static LatentNames> {
+        LATENT.iter().find(|names| self.has(&format!("{}.weight", names.down)))
+    }
+
+    /// Width of the experts' input and output.
+    pub(super) fn expert_width(&self) -> Result<usize, Error> {
+        let Some(names) = self.latent_names() else { return Ok(self.n_embd()) };
+        match self.keys().positive(names.width)? {
+            Some(width) => Ok(width),
+            None => self.n_rows(&format!("{}.weight", names.down), self.n_embd()),
+        }
+    }
+
+    /// Reads the projections to the width of the experts and back; `None` if they have the width of the
+    /// residual.
+    pub(super) fn latent_experts(&self, has_experts: bool) -> Result<Option<LatentExperts>, Error> {
+        let Some(names) = self.latent_names().filter(|_| has_experts) else { return Ok(None) };
+        let (n_embd, width) = (self.n_embd(), self.expert_width()?);
+        let has_norm = self.has(&format!("{}.weight", names.norm));
+        Ok(Some(LatentExperts {
+            down: self.affine(names.down, width, n_embd)?,
+            norm: has_norm.then(|| self.norm(names.norm, width)).transpose()?,
+            up: self.affine(names.up, n_embd, width)?,
+        }))
+    }
+
     fn experts(&self, experts: &Experts) -> Result<Ffn, Error> {
         let Layers { reader, ffn_kind, .. } = *self.layers;
-        let (n_embd, blk) = (self.n_embd(), format!("blk.{}", self.index()));
+        let (n_embd, blk) = (self.expert_width()?, format!("blk.{}", self.index()));
         let stack = |rows, cols| MatrixStack { n: experts.n, rows, cols };
         let joint = self.tensor(JOINT);
         let joint = Some(joint).filter(|joint| reader.has(joint) && ffn_kind != FfnKind::Plain);
@@ -148,8 +199,10 @@ impl LayerReader<'_> {
         Ok(Ffn { gate, up, down, experts, activation, gaussian_cut, down_by_neuron, predictor })
     }
 
-    /// The factor of the gates' cut-off in a layer of `n_ff` neurons. Models divide the variance by
-    /// `n_ff - 1`, [`hal::op::Skip::GaussianCut`] by `n_ff`.
+    /// The factor of the gates' cut-off in a layer of `n_ff` neurons. llama.cpp divides the variance by
+    /// `n_ff - 1`; [`hal::op::Skip::GaussianCut`] divides by `n_ff`, as PyTorch's Gemma 3n does
+    /// (`unbiased=False`). Files run as in llama.cpp: the published models have 8192 and 16384 neurons, so
+    /// that the two cut-offs differ by 6e-5 and 3e-5 of a standard deviation's factor.
     fn gaussian_cut(&self, n_ff: usize) -> Result<Option<f32>, Error> {
         const KEY: &str = "activation_sparsity_scale";
         let (keys, Some(default)) = (self.keys(), self.layers.spec.gaussian_cut) else {
@@ -168,8 +221,8 @@ impl LayerReader<'_> {
             Some(list) => Some(list[index]).filter(|factor| factor.is_finite()),
             None => (index < default.n_layers).then_some(default.factor),
         };
-        let unbiased = (n_ff as f32 / (n_ff as f32 - 1.0).max(1.0)).sqrt();
-        Ok(factor.map(|factor| factor * unbiased))
+        let as_llama_cpp = (n_ff as f32 / (n_ff as f32 - 1.0).max(1.0)).sqrt();
+        Ok(factor.map(|factor| factor * as_llama_cpp))
     }
 
     /// Reads the layer's predictor, which may have any rank. `None` without a predictor and for an

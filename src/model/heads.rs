@@ -41,6 +41,8 @@ pub(super) struct Heads {
     n_own_kv: usize,
     /// Width of the latent vector of keys and values; 0 without MLA.
     pub(super) d_latent: usize,
+    /// Whether values are keys ([`KvKind::Single`]).
+    is_single: bool,
     /// Factor on the scores; `None` for `1 / sqrt(d_head)`.
     scale: Option<f32>,
     /// Factor on the scores in addition to `scale`.
@@ -61,7 +63,7 @@ impl HeadSizes {
     /// suffix, from `attention.key_length` if the file has it.
     fn read(
         keys: &Keys<'_>,
-        kv: KvKind,
+        spec: &ArchSpec,
         suffix: &str,
         default: impl FnOnce() -> Result<HeadSizes, Error>,
     ) -> Result<HeadSizes, Error> {
@@ -69,7 +71,7 @@ impl HeadSizes {
         // Files of latent attention for the absorbed form have the sizes of that form in the usual
         // keys.
         let size = |usual: &str| match keys.positive(&key(&format!("{usual}_mla")))? {
-            Some(size) if kv == KvKind::Latent => Ok(Some(size)),
+            Some(size) if spec.kv == KvKind::Latent => Ok(Some(size)),
             _ => keys.count(&key(usual)),
         };
         let own = size("attention.key_length")?;
@@ -81,7 +83,12 @@ impl HeadSizes {
         };
         let d_head = own.unwrap_or(default.d_head);
         let n_rot_key = key("rope.dimension_count");
-        let n_rot = keys.count(&n_rot_key)?.unwrap_or(default.n_rot);
+        // Latent attention without RoPE may have no columns for it.
+        let may_lack = spec.kv == KvKind::Latent && spec.positions == Positions::None;
+        let n_rot = match keys.metadata.u32(&keys.name(&n_rot_key)) {
+            Ok(Some(0)) if may_lack => 0,
+            _ => keys.count(&n_rot_key)?.unwrap_or(default.n_rot),
+        };
         if n_rot > d_head || n_rot % 2 != 0 {
             let expected = format!("an even number up to {d_head}");
             return Err(keys.wrong_key(&n_rot_key, expected, n_rot));
@@ -126,7 +133,7 @@ fn window(keys: &Keys<'_>, spec: &ArchSpec) -> Result<Option<Window>, Error> {
     const KEY: &str = "attention.sliding_window";
     match keys.metadata.u32(&keys.name(KEY)) {
         _ if !spec.windows => Ok(None),
-        // Some files state 0 when there is no window.
+        // Some files state 0 for no window.
         Ok(Some(0)) => Ok(None),
         // Files of Llama 4 do not state the length of a chunk.
         _ if spec.chunk.is_some() => Ok(spec.chunk.map(Window::Chunk)),
@@ -137,6 +144,31 @@ fn window(keys: &Keys<'_>, spec: &ArchSpec) -> Result<Option<Window>, Error> {
 /// The window of an encoder, whose length counts both sides of the token.
 pub(super) fn around(window: Option<Window>) -> Window {
     Window::Around(window.map_or(usize::MAX, |window| window.size() / 2))
+}
+
+/// The numbers of heads and of KV heads of each layer.
+fn head_counts(keys: &Keys<'_>, spec: &ArchSpec, n_layer: usize) -> Result<[Vec<usize>; 2], Error> {
+    let n_head = keys.per_layer("attention.head_count", n_layer)?;
+    let n_head =
+        n_head.ok_or_else(|| keys.missing("attention.head_count", "the number of heads"))?;
+    let n_head_kv = keys.per_layer("attention.head_count_kv", n_layer)?;
+    // Files of latent attention for the absorbed form state one KV head, others as many as
+    // query heads. Layers without attention have none.
+    let n_head_kv = match (spec.kv, n_head_kv) {
+        (KvKind::Latent, Some(n_head_kv)) if n_head_kv.contains(&1) => {
+            let per_layer = n_head_kv.iter().zip(&n_head);
+            per_layer.map(|(&kv, &heads)| if kv == 0 { 0 } else { heads }).collect()
+        }
+        (_, Some(n_head_kv)) => n_head_kv,
+        (_, None) => n_head.clone(),
+    };
+    for (&heads, &kv) in n_head.iter().zip(&n_head_kv) {
+        if kv > 0 && !heads.is_multiple_of(kv) {
+            let expected = format!("a divisor of the {heads} heads");
+            return Err(keys.wrong_key("attention.head_count_kv", expected, kv));
+        }
+    }
+    Ok([n_head, n_head_kv])
 }
 
 impl Heads {
@@ -153,25 +185,9 @@ impl Heads {
             let n_own_kv = n_layer;
             return Ok(Heads { n_head: none(), n_head_kv: none(), n_own_kv, ..Heads::default() });
         }
-        let n_head = keys.per_layer("attention.head_count", lists)?;
-        let n_head =
-            n_head.ok_or_else(|| keys.missing("attention.head_count", "the number of heads"))?;
-        let n_head_kv = keys.per_layer("attention.head_count_kv", lists)?;
-        // Files of latent attention for the absorbed form state one KV head. Here, each head has
-        // keys and values of its own.
-        let n_head_kv = match (spec.kv, n_head_kv) {
-            (KvKind::Direct, Some(n_head_kv)) => n_head_kv,
-            (KvKind::Latent, Some(n_head_kv)) if n_head_kv.iter().all(|&kv| kv != 1) => n_head_kv,
-            _ => n_head.clone(),
-        };
-        for (&heads, &kv) in n_head.iter().zip(&n_head_kv) {
-            if kv > 0 && !heads.is_multiple_of(kv) {
-                let expected = format!("a divisor of the {heads} heads");
-                return Err(keys.wrong_key("attention.head_count_kv", expected, kv));
-            }
-        }
+        let [n_head, n_head_kv] = head_counts(keys, spec, lists)?;
         let most = n_head.iter().copied().max().unwrap_or(0);
-        let global = HeadSizes::read(keys, spec.kv, "", || match n_embd.checked_div(most) {
+        let global = HeadSizes::read(keys, spec, "", || match n_embd.checked_div(most) {
             Some(d_head) if n_embd.is_multiple_of(most) => {
                 Ok(HeadSizes { d_head, d_value: d_head, n_rot: d_head })
             }
@@ -180,7 +196,7 @@ impl Heads {
                 Err(keys.wrong_key("attention.head_count", expected, most))
             }
         })?;
-        let local = HeadSizes::read(keys, spec.kv, "_swa", || Ok(global))?;
+        let local = HeadSizes::read(keys, spec, "_swa", || Ok(global))?;
         let global = if spec.half_rotary {
             // The numbers of values stay even.
             HeadSizes { n_rot: global.n_rot / 4 * 2, ..global }
@@ -188,8 +204,8 @@ impl Heads {
             global
         };
         let d_latent = match spec.kv {
-            KvKind::Direct => 0,
-            KvKind::Latent if n_head_kv != n_head => {
+            KvKind::Direct | KvKind::Single => 0,
+            KvKind::Latent if n_head_kv.iter().zip(&n_head).any(|(&kv, &n)| kv != 0 && kv != n) => {
                 let expected = "the same as attention.head_count";
                 return Err(keys.wrong_key("attention.head_count_kv", expected, "different"));
             }
@@ -212,6 +228,7 @@ impl Heads {
             local,
             n_own_kv: n_own_kv(keys, n_layer)?,
             d_latent,
+            is_single: spec.kv == KvKind::Single,
             scale: match scale(keys, spec)? {
                 0.0 if spec.width_scaled == Some(n_layer) => {
                     Some((n_embd as f32 / most as f32).sqrt().recip())
@@ -244,10 +261,16 @@ impl Heads {
         };
         AttentionSizes {
             n_head: self.n_head[index],
-            n_head_kv: self.n_head_kv[index],
+            n_head_kv: match self.d_latent {
+                0 => self.n_head_kv[index],
+                // All heads read the same rows.
+                _ => self.n_head_kv[index].min(1),
+            },
             d_head,
             d_value,
             n_rot,
+            d_latent: self.d_latent,
+            is_single: self.is_single,
             window,
             scale: self.scale.unwrap_or_else(|| (d_head as f32).sqrt().recip()) * self.score_factor,
             softcap: self.softcap,
@@ -279,7 +302,8 @@ impl Heads {
     /// The error if no earlier layer has a KV cache that layer `index` can share.
     pub(super) fn no_source(&self, keys: &Keys<'_>, index: usize) -> Error {
         let expected = format!("an earlier layer whose KV cache layer {index} can share");
-        keys.wrong_key(SHARED_KV, expected, "none")
+        let n_shared = keys.metadata.u32(&keys.name(SHARED_KV)).ok().flatten();
+        keys.wrong_key(SHARED_KV, expected, n_shared.unwrap_or_default())
     }
 }
 
@@ -314,6 +338,19 @@ fn temperature(keys: &Keys<'_>, rule: TemperatureKeys) -> Result<Option<Temperat
     Ok(Some(Temperature { factor, length: length as u32, offset: 0 }))
 }
 
+/// The base of RoPE in layers with compressed keys; `None` in families without them.
+fn compressed_base(keys: &Keys<'_>, spec: &ArchSpec) -> Result<Option<f32>, Error> {
+    const KEY: &str = "attention.compress_rope_freq_base";
+    if spec.kv != KvKind::Single {
+        return Ok(None);
+    }
+    match keys.f32(KEY)? {
+        None => Err(keys.missing(KEY, "the base of RoPE in layers with compressed keys")),
+        Some(base) if is_positive(base) => Ok(Some(base)),
+        Some(base) => Err(keys.wrong_key(KEY, "a positive number", base)),
+    }
+}
+
 impl Ropes {
     pub(super) fn read(
         reader: &Reader<'_>,
@@ -325,7 +362,7 @@ impl Ropes {
         let Heads { global, local, .. } = heads;
         let factors = |tensor: &str| {
             let n = global.n_rot / 2;
-            // The file has factors for the values of the other layers too; the first ones count.
+            // The file has factors for the values of other layers too; only the first ones apply.
             let n_listed = if spec.half_rotary { local.n_rot / 2 } else { n };
             let mut list = reader.optional_floats(tensor, n_listed)?;
             list.iter_mut().for_each(|list| list.truncate(n));
@@ -354,9 +391,18 @@ impl Ropes {
             Positions::Rotary(pairing) => pairing,
             Positions::Learned { .. } | Positions::None => Pairing::Adjacent,
         };
-        let global_table = RopeTable::global(keys, scaling, global.n_rot, &factors)?;
-        let local_table =
+        let compressed = compressed_base(keys, spec)?;
+        let scaling = &match compressed {
+            Some(base) => scaling.with_global_base(base),
+            None => scaling.clone(),
+        };
+        let mut global_table = RopeTable::global(keys, scaling, global.n_rot, &factors)?;
+        let mut local_table =
             RopeTable::local_rope(keys, scaling, local.n_rot, &factors, spec.local_rope)?;
+        if compressed.is_some() {
+            // This family has YaRN's frequencies without its factor on the rotated values.
+            (global_table.scale, local_table.scale) = (1.0, 1.0);
+        }
         Ok(Ropes {
             global: Arc::new(global_table.paired(pairing)),
             local: Arc::new(local_table.paired(pairing)),

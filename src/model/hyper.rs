@@ -7,7 +7,7 @@ use hal::op::NormKind;
 
 use gguf::Metadata;
 
-use super::spec::{Factor, ScaleKeys, ScaleRules};
+use super::scale_rules::{Factor, ScaleKeys, ScaleRules};
 use super::{ArchSpec, Error, GlobalLayers, per_layer};
 
 /// Largest accepted size. Products of two sizes stay far from overflow.
@@ -223,8 +223,9 @@ impl Scales {
             }
         };
         let all = rules.keys == ScaleKeys::All;
-        let has_embedding = all || rules.keys == ScaleKeys::Ends;
-        let logits = scale("logit_scale", rules.keys != ScaleKeys::None, rules.logits)?;
+        let has_embedding = all || matches!(rules.keys, ScaleKeys::Ends | ScaleKeys::Embedding);
+        let has_logits = all || matches!(rules.keys, ScaleKeys::Ends | ScaleKeys::Logits);
+        let logits = scale("logit_scale", has_logits, rules.logits)?;
         Ok(Scales {
             embedding: scale("embedding_scale", has_embedding, rules.embedding)?,
             residual: scale("residual_scale", all, rules.residual)?,
@@ -264,7 +265,8 @@ impl Hyper {
             n_nextn,
             n_embd,
             causal: keys.metadata.bool(&keys.name("attention.causal"))?.unwrap_or(!spec.encoder),
-            n_per_layer: per_layer::width(keys)?,
+            // The key of families with n-grams states the width of a row of their table.
+            n_per_layer: if spec.ngrams { 0 } else { per_layer::width(keys)? },
             n_ctx_train: keys.need("context_length", "the context length of the training")?,
             eps: epsilon(keys, spec)?,
             logit_softcap: keys.non_negative("final_logit_softcapping", spec.logit_softcap)?,

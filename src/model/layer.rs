@@ -3,7 +3,10 @@
 use hal::HostRows;
 use hal::op::Activation;
 
-use super::{AltUp, Attention, Experts, Mixer, PerLayer};
+use super::{
+    AltUp, Attention, ChunkExperts, Experts, HyperConnections, LowRankHyper, Mixer, NgramLayer,
+    PerLayer, ResidualMix, StackRun,
+};
 
 /// A weight matrix or the weight of a norm, with an optional bias.
 #[derive(Clone, Debug)]
@@ -45,6 +48,8 @@ pub struct Frame<T = HostRows> {
     pub selection: Option<T>,
     /// `[1, n_expert]`, F32: the group of each expert; `None` if experts have no groups.
     pub expert_groups: Option<T>,
+    /// `[n_vocab, n_used]`, F32: the experts of each token; `None` if the router selects them.
+    pub listed_experts: Option<T>,
     /// Norm of the router's input; `None` if the router has no norm of its own.
     pub router_norm: Option<Affine<T>>,
     /// Matrices that scale the experts' input by the weight of the token's only expert; `None` if
@@ -56,6 +61,11 @@ pub struct Frame<T = HostRows> {
     /// The shared expert, or the dense block in parallel with the experts; `None` if the layer has
     /// neither.
     pub shared: Option<SharedExpert<T>>,
+    /// Matrices around the experts if they are narrower or wider than the residual; `None` if they read
+    /// and write its width.
+    pub latent: Option<LatentExperts<T>>,
+    /// Blocks that experts share, which read the experts' output; `None` without them.
+    pub chunks: Option<ChunkExperts<T>>,
     /// Norm of the feed-forward block's output; `None` without such a norm.
     pub post_ffn_norm: Option<Affine<T>>,
     /// Weights that add the per-layer embedding of the token, after the feed-forward block; `None`
@@ -64,6 +74,22 @@ pub struct Frame<T = HostRows> {
     /// The residual streams, of which one passes through the layer; `None` in models with one
     /// stream.
     pub altup: Option<Box<AltUp<T>>>,
+    /// The residual streams, which mixer and feed-forward block read and write; `None` in models with
+    /// one stream.
+    pub hyper_connections: Option<Box<HyperConnections<T>>>,
+    /// How the residual streams are mixed, in place of norms; `None` in models without such streams.
+    pub low_rank_hyper: Option<Box<LowRankHyper<T>>>,
+    /// Weights that add the embeddings of n-grams, before the mixer; `None` in a layer without them.
+    pub ngrams: Option<Box<NgramLayer<T>>>,
+    /// The mixes of earlier residuals that the layer reads; `None` in models with an ordinary residual.
+    pub residual_mix: Option<Box<ResidualMix<T>>>,
+    /// `[1, 1]`, F32: factor on the normed embedding, which is added after the layer; `None` in models
+    /// without it.
+    pub embedding_skip: Option<T>,
+    /// `[1, 1]`, F32: factors on the outputs of mixer and feed-forward block; `None` without them.
+    pub gains: [Option<T>; 2],
+    /// What begins or ends with the layer; `None` inside a stack and in models without stacks.
+    pub stack: Option<StackRun<T>>,
     /// `[1, 1]`, F32: factor on the residual after the layer; `None` without such a factor.
     pub out_scale: Option<T>,
 }
@@ -87,6 +113,18 @@ pub struct InputScale<T = HostRows> {
     /// `[n_expert, n_expert]`, F32: routing by this matrix selects the same expert with a weight of
     /// 1.
     pub identity: T,
+}
+
+/// Projections to the width of the experts and back (Kimi K3). Router and shared expert use the width
+/// of the residual.
+#[derive(Clone, Debug)]
+pub struct LatentExperts<T = HostRows> {
+    /// `[n_latent, n_embd]`: computes the experts' input.
+    pub down: Affine<T>,
+    /// `[1, n_latent]`: norm of the experts' output; `None` without one.
+    pub norm: Option<Affine<T>>,
+    /// `[n_embd, n_latent]`: computes the block's output.
+    pub up: Affine<T>,
 }
 
 /// An expert that every token uses.
@@ -232,6 +270,9 @@ impl<T> Frame<T> {
             expert_groups: (self.expert_groups.as_ref())
                 .map(|w| f("expert_groups", w))
                 .transpose()?,
+            listed_experts: (self.listed_experts.as_ref())
+                .map(|w| f("ffn_gate_tid2eid", w))
+                .transpose()?,
             router_norm: try_map_maybe(&self.router_norm, "ffn_gate_inp.scale", f)?,
             input_scale: match &self.input_scale {
                 Some(by) => Some(InputScale {
@@ -244,12 +285,45 @@ impl<T> Frame<T> {
                 .map(|w| f("ffn_down_exps.scale", w))
                 .transpose()?,
             shared: self.shared.as_ref().map(|shared| shared.try_map(f)).transpose()?,
+            chunks: self.chunks.as_ref().map(|by| by.try_map(f)).transpose()?,
+            latent: match &self.latent {
+                Some(by) => Some(LatentExperts {
+                    down: by.down.try_map("ffn_routed_down", f)?,
+                    norm: try_map_maybe(&by.norm, "ffn_routed_norm", f)?,
+                    up: by.up.try_map("ffn_routed_up", f)?,
+                }),
+                None => None,
+            },
             post_ffn_norm: try_map_maybe(&self.post_ffn_norm, "post_ffw_norm", f)?,
             per_layer: self.per_layer.as_ref().map(|by| by.try_map(f)).transpose()?,
             altup: match &self.altup {
                 Some(by) => Some(Box::new(by.try_map(f)?)),
                 None => None,
             },
+            hyper_connections: match &self.hyper_connections {
+                Some(by) => Some(Box::new(by.try_map(f)?)),
+                None => None,
+            },
+            low_rank_hyper: match &self.low_rank_hyper {
+                Some(by) => Some(Box::new(by.try_map(f)?)),
+                None => None,
+            },
+            ngrams: match &self.ngrams {
+                Some(by) => Some(Box::new(by.try_map(f)?)),
+                None => None,
+            },
+            residual_mix: match &self.residual_mix {
+                Some(by) => Some(Box::new(by.try_map(f)?)),
+                None => None,
+            },
+            embedding_skip: (self.embedding_skip.as_ref())
+                .map(|w| f("embedding_skip", w))
+                .transpose()?,
+            gains: {
+                let mut gain = |by: &Option<T>| by.as_ref().map(|w| f("gain", w)).transpose();
+                [gain(&self.gains[0])?, gain(&self.gains[1])?]
+            },
+            stack: self.stack.as_ref().map(|run| run.try_map(f)).transpose()?,
             out_scale: self.out_scale.as_ref().map(|w| f("layer_output_scale", w)).transpose()?,
         })
     }
@@ -273,10 +347,12 @@ impl<T> Frame<T> {
 }
 
 impl LayerWeights {
-    /// Number of neurons of the shared expert; 0 without one.
+    /// Number of neurons of the shared expert and of the blocks that experts share; 0 without them.
     #[must_use]
     pub fn n_shared(&self) -> usize {
-        self.frame.shared.as_ref().map_or(0, |shared| shared.up.w.desc().n_rows)
+        let n_rows = |up: &Affine| up.w.desc().n_rows;
+        let shared = self.frame.shared.as_ref().map_or(0, |shared| n_rows(&shared.up));
+        shared + self.frame.chunks.as_ref().map_or(0, |chunks| n_rows(&chunks.up))
     }
 
     /// Number of neurons of the feed-forward block, over all experts; 0 without a block.
@@ -314,6 +390,12 @@ impl Ffn {
     #[must_use]
     pub fn n_ff(&self) -> usize {
         self.up.w.desc().n_rows
+    }
+
+    /// Width of the block's input and output: that of the residual, or of latent experts.
+    #[must_use]
+    pub fn width(&self) -> usize {
+        self.up.w.desc().n_cols
     }
 
     /// Number of experts; `None` in a dense block.

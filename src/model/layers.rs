@@ -11,11 +11,12 @@ use super::experts::ExpertKeys;
 use super::ffn_reader::JOINT;
 use super::heads::{self, Heads, Ropes};
 use super::hyper::Keys;
-use super::layer::{Frame, InputScale, LayerWeights};
+use super::layer::{Frame, LayerWeights};
 use super::mixer::Mixer;
 use super::reader::{MatrixStack, Reader, f32_matrix};
 use super::rope::RopeTable;
 use super::rope_scaling::Scaling;
+use super::stacks::Stacks;
 use super::{
     Affine, ArchSpec, BlockKind, Clamp, DenseBeside, EmbeddingNorm, Error, Experts, Hyper,
     PerLayer, xielu,
@@ -42,6 +43,7 @@ pub(super) struct Layers<'a> {
     /// Number of neurons of the dense block of each layer; 0 in layers without a block.
     n_ff: Vec<usize>,
     experts: Option<ExpertKeys>,
+    pub(super) stacks: Option<Stacks>,
 }
 
 impl<'a> Layers<'a> {
@@ -70,16 +72,18 @@ impl<'a> Layers<'a> {
         };
         let limits = match spec.clamp {
             Clamp::None => [vec![0.0; n_listed], vec![0.0; n_listed]],
-            Clamp::Gate | Clamp::Activated => [
-                keys.limits("swiglu_clamp_shexp", n_listed)?,
-                keys.limits("swiglu_clamp_exp", n_listed)?,
-            ],
+            Clamp::Gate | Clamp::Activated => {
+                const SHARED: &str = "swiglu_clamp_shexp";
+                let of_experts = keys.limits("swiglu_clamp_exp", n_listed)?;
+                let has_shared = keys.metadata.get(&keys.name(SHARED)).is_some();
+                if spec.clamp == Clamp::Gate && !has_shared {
+                    [of_experts.clone(), of_experts]
+                } else {
+                    [keys.limits(SHARED, n_listed)?, of_experts]
+                }
+            }
         };
-        let activations = if let Activation::XIelu { .. } = activation {
-            Some(xielu::read(keys, n_listed)?)
-        } else {
-            None
-        };
+        let activations = xielu::read(keys, activation, n_listed)?;
         Ok(Layers {
             reader,
             keys,
@@ -93,6 +97,7 @@ impl<'a> Layers<'a> {
             ropes,
             n_ff,
             experts,
+            stacks: Stacks::read(keys, spec, hyper)?,
         })
     }
 
@@ -166,7 +171,7 @@ impl LayerReader<'_> {
     }
 
     pub(super) fn tensor(&self, part: &str) -> String {
-        format!("blk.{}.{part}", self.index)
+        format!("blk.{}.{part}", self.file_block())
     }
 
     pub(super) fn has(&self, part: &str) -> bool {
@@ -297,7 +302,7 @@ impl LayerReader<'_> {
         };
         let n_rows = || {
             let rows = |part: &str| {
-                reader.n_rows(&self.tensor(part), self.n_embd(), "neurons of an expert")
+                reader.n_rows(&self.tensor(part), self.expert_width()?, "neurons of an expert")
             };
             match self.has(JOINT) {
                 true => Ok(rows(JOINT)? / 2),
@@ -351,40 +356,31 @@ impl LayerReader<'_> {
                 None => None,
             },
             expert_groups: experts.and_then(Experts::groups),
+            listed_experts: self.listed_experts(experts)?,
             router_norm: self.router_norm()?,
-            input_scale: experts.filter(|_| spec.routing.scales_input).map(|experts| {
-                let n = experts.n;
-                let on_diagonal = |i: usize| f32::from(u8::from(i / n == i % n));
-                let identity: Vec<f32> = (0..n * n).map(on_diagonal).collect();
-                InputScale { sum: self.constant(1.0, n), identity: f32_matrix(n, &identity) }
-            }),
+            input_scale: self.input_scale(experts),
             expert_scale: match experts {
                 Some(experts) => vector("ffn_down_exps.scale", experts.n)?,
                 None => None,
             },
             shared: self.shared()?,
+            chunks: self.chunk_experts(experts)?,
+            latent: self.latent_experts(experts.is_some())?,
             post_ffn_norm: post_norm(
                 ["post_ffw_norm", "layer_output_norm"],
                 has_ffn && !(sum_norms && is_last),
             )?,
             per_layer: self.per_layer()?,
             altup: self.altup()?,
-            out_scale: match vector("layer_output_scale.weight", 1)? {
-                None if self.is_halved()? => Some(self.constant(0.5, 1)),
-                scale => scale,
-            },
+            hyper_connections: self.hyper_connections()?,
+            low_rank_hyper: self.low_rank_hyper()?,
+            ngrams: self.ngrams()?,
+            residual_mix: self.residual_mix()?,
+            embedding_skip: self.embedding_skip()?,
+            gains: self.gains()?,
+            stack: self.stack_run()?,
+            out_scale: self.out_scale()?,
         })
-    }
-
-    /// Whether the residual is halved after the layer.
-    fn is_halved(&self) -> Result<bool, Error> {
-        let Layers { spec, keys, .. } = self.layers;
-        if !spec.halves {
-            return Ok(false);
-        }
-        // Not halved with 0, of which only 0 is a multiple.
-        let every = keys.metadata.u32(&keys.name("rescale_every_n_layers"))?.unwrap_or(0);
-        Ok((self.index + 1).is_multiple_of(every as usize))
     }
 
     /// Epsilons of the norms of the mixer's and of the feed-forward block's output.
@@ -398,6 +394,9 @@ impl LayerReader<'_> {
 
     /// Reads the biases of the selection of `n_expert` experts; `None` without them.
     fn selection(&self, n_expert: usize) -> Result<Option<HostRows>, Error> {
+        if self.lists_experts()? {
+            return Ok(None);
+        }
         let names = ["exp_probs_b.bias", "exp_probs_b"];
         let found = names.into_iter().find(|name| self.has(name)).unwrap_or(names[0]);
         self.layers.reader.optional_vector(&self.tensor(found), n_expert)
@@ -454,7 +453,8 @@ impl LayerReader<'_> {
             | DenseBeside::Normed
             | DenseBeside::EarlyExperts => spec.ffn_norm,
         };
-        if matches!(spec.block, BlockKind::PostNorm | BlockKind::SumNorm) {
+        let no_norms = matches!(spec.block, BlockKind::PostNorm | BlockKind::SumNorm);
+        if no_norms || spec.low_rank_hyper {
             return Ok([None, None]);
         }
         if !parallel {

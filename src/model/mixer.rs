@@ -2,11 +2,11 @@
 //! nothing. Generic over the operand: host rows, tensors or shapes.
 
 use hal::HostRows;
-use hal::op::HeadMapping;
+use hal::op::{DecayCurve, GateActivation, HeadMapping};
 
 use super::Affine;
 use super::attention::{Attention, Kv};
-use super::layer::MapOperand;
+use super::layer::{MapOperand, try_map_maybe};
 use super::rwkv6::Rwkv6;
 use super::rwkv7::Rwkv7;
 
@@ -71,11 +71,16 @@ pub struct GatedDeltaSizes {
 
 /// A gated delta net (Yang et al. 2024): queries, keys and values pass through a short convolution
 /// with SiLU, queries and keys are normalised to length 1, and a norm per head and a gate follow
-/// the gated delta rule.
+/// the gated delta rule. In Kimi Delta Attention (Kimi Team 2025), each value of a key has a decay of
+/// its own: `n_decay` is `n_head_v * d_k`, otherwise `n_head_v`.
 #[derive(Clone, Debug)]
 pub struct GatedDelta<T = HostRows> {
     /// Numbers and sizes of the heads.
     pub sizes: GatedDeltaSizes,
+    /// The logarithm of the decay factors.
+    pub curve: DecayCurve,
+    /// Activation of the gate of the output.
+    pub gate: GateActivation,
     /// `[n_head_k * d_k, n_embd]`.
     pub q: Affine<T>,
     /// `[n_head_k * d_k, n_embd]`.
@@ -91,17 +96,24 @@ pub struct GatedDelta<T = HostRows> {
     /// `[1, d_k]`, F32, all values `1 / sqrt(d_k)`. An RMS norm with this weight and an epsilon of
     /// `eps / d_k` gives `x / sqrt(sum(x^2) + eps)`.
     pub unit: T,
-    /// `[n_head_v, n_embd]`: the decay before bias and softplus.
+    /// `[rank, n_embd]`: computes the input of [`GatedDelta::alpha`]; `None` if it is the layer's
+    /// normed input.
+    pub alpha_in: Option<Affine<T>>,
+    /// `[n_decay, n_embd]` or `[n_decay, rank]`: the decay before bias and curve.
     pub alpha: Affine<T>,
     /// `[n_head_v, n_embd]`: the write strength (beta) before the sigmoid.
     pub beta: Affine<T>,
-    /// `[1, n_head_v]`, F32: bias of the decay.
+    /// `[1, n_decay]`, F32: bias of the decay.
     pub dt_bias: T,
-    /// `[1, n_head_v]`, F32: `-exp(A_log)`.
+    /// `[1, n_head_v]`, F32: the rate of a head's decay.
     pub a: T,
     /// `[1, d_v]`: norm of each head's output.
     pub norm: Affine<T>,
-    /// `[n_head_v * d_v, n_embd]`: the gate of the output before SiLU.
+    /// `[rank, n_embd]`: computes the input of [`GatedDelta::z`]; `None` if it is the layer's normed
+    /// input.
+    pub z_in: Option<Affine<T>>,
+    /// `[n_head_v * d_v, n_embd]` or `[n_head_v * d_v, rank]`: the gate of the output before its
+    /// activation.
     pub z: Affine<T>,
     /// `[n_embd, n_head_v * d_v]`.
     pub out: Affine<T>,
@@ -249,12 +261,12 @@ impl<T> Mixer<T> {
     pub fn kv_source(&self) -> Option<usize> {
         match self.attention()?.kv {
             Kv::Shared { layer } => Some(layer),
-            Kv::Direct { .. } | Kv::Latent(_) => None,
+            Kv::Direct { .. } | Kv::Latent(_) | Kv::Single(_) => None,
         }
     }
 
-    /// Whether later layers can share this layer's KV cache. Keys expanded from a latent vector
-    /// cannot be shared.
+    /// Whether later layers can share this layer's KV cache. A cache of latent vectors cannot be
+    /// shared.
     #[must_use]
     pub fn has_kv(&self) -> bool {
         self.attention().is_some_and(|by| matches!(by.kv, Kv::Direct { .. }))
@@ -295,6 +307,8 @@ impl<T> GatedDelta<T> {
     fn try_map<U, E>(&self, f: &mut MapOperand<'_, T, U, E>) -> Result<GatedDelta<U>, E> {
         Ok(GatedDelta {
             sizes: self.sizes,
+            curve: self.curve,
+            gate: self.gate,
             q: self.q.try_map("attn_q", f)?,
             k: self.k.try_map("attn_k", f)?,
             v: self.v.try_map("attn_v", f)?,
@@ -302,11 +316,13 @@ impl<T> GatedDelta<T> {
             k_conv: f("ssm_conv1d_k", &self.k_conv)?,
             v_conv: f("ssm_conv1d_v", &self.v_conv)?,
             unit: f("qk_unit", &self.unit)?,
+            alpha_in: try_map_maybe(&self.alpha_in, "ssm_f_a", f)?,
             alpha: self.alpha.try_map("ssm_alpha", f)?,
             beta: self.beta.try_map("ssm_beta", f)?,
             dt_bias: f("ssm_dt", &self.dt_bias)?,
             a: f("ssm_a", &self.a)?,
             norm: self.norm.try_map("ssm_norm", f)?,
+            z_in: try_map_maybe(&self.z_in, "ssm_g_a", f)?,
             z: self.z.try_map("attn_gate", f)?,
             out: self.out.try_map("ssm_out", f)?,
         })

@@ -5,6 +5,7 @@ use hal::HostRows;
 
 use super::hyper::Keys;
 use super::layer::MapOperand;
+use super::layers::LayerReader;
 use super::reader::{Reader, f32_matrix};
 use super::{Affine, Error, Hyper};
 
@@ -96,5 +97,23 @@ impl<T> PerLayer<T> {
             proj: self.proj.try_map("proj", f)?,
             norm: self.norm.try_map("post_norm", f)?,
         })
+    }
+}
+
+impl LayerReader<'_> {
+    /// Reads the factor on the normed embedding; `None` in models that do not add it.
+    pub(super) fn embedding_skip(&self) -> Result<Option<HostRows>, Error> {
+        let is_added = self.layers.spec.embedding_skip;
+        is_added.then(|| self.f32_row("layer_output_scale.weight", 1, 1)).transpose()
+    }
+
+    /// Reads the factors on the outputs of mixer and feed-forward block, in the same models.
+    pub(super) fn gains(&self) -> Result<[Option<HostRows>; 2], Error> {
+        let has_gains = self.layers.spec.embedding_skip;
+        let gain = |part: &str| {
+            let tensor = self.tensor(part);
+            if has_gains { self.layers.reader.optional_vector(&tensor, 1) } else { Ok(None) }
+        };
+        Ok([gain("attn_output.scale")?, gain("ffn_down.scale")?])
     }
 }

@@ -257,6 +257,26 @@ impl<'a> Reader<'a> {
         Ok(values)
     }
 
+    /// The values of a matrix of whole numbers of 32 bits.
+    pub(super) fn i32_matrix(
+        &self,
+        tensor: &str,
+        rows: usize,
+        cols: usize,
+    ) -> Result<Vec<i32>, Error> {
+        let info = self.find(tensor, MatrixStack { n: 1, rows, cols })?;
+        if info.ty != TensorType::I32 {
+            return Err(Error::Format {
+                file: self.name(),
+                tensor: tensor.to_owned(),
+                expected: TensorType::I32.to_string(),
+                found: type_text(info.ty),
+            });
+        }
+        let bytes = self.file.slice(info)?;
+        Ok(bytes.as_chunks().0.iter().map(|&word| i32::from_le_bytes(word)).collect())
+    }
+
     pub(super) fn optional_floats(
         &self,
         tensor: &str,

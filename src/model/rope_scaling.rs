@@ -194,6 +194,11 @@ impl Scaling {
         })
     }
 
+    /// The same scaling of frequencies of another base in layers without a window.
+    pub(super) fn with_global_base(&self, base: f32) -> Scaling {
+        Scaling { global: Frequencies { base, ..self.global }, ..self.clone() }
+    }
+
     /// The scaled frequencies of `unscaled` ones. YaRN (Peng et al. 2023) interpolates low
     /// frequencies, keeps high ones, and blends those in between.
     pub(super) fn interpolate(&self, frequencies: &Frequencies, unscaled: &[f32]) -> Vec<f32> {

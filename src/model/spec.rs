@@ -3,6 +3,7 @@
 
 use hal::op::{Activation, FfnKind, GateActivation, NormKind, Pairing, Scoring};
 
+use super::scale_rules::ScaleRules;
 use super::{Error, LayerReader, Mixer};
 
 /// How the two halves of a layer, attention and feed-forward block, are combined with their norms.
@@ -46,6 +47,8 @@ pub enum NormSpan {
     Head,
     /// Each head, with weights of its own.
     HeadWeights,
+    /// Each head. Queries have a weight per head, keys have none (Talkie).
+    QueryFactors,
     /// The whole row of all heads.
     Row,
 }
@@ -99,7 +102,8 @@ pub enum EmbeddingNorm {
 pub enum Clamp {
     /// The keys are ignored.
     None,
-    /// The gate is limited before its activation.
+    /// The gate is limited before its activation. In files without `swiglu_clamp_shexp`, the limits of
+    /// experts hold for all blocks.
     Gate,
     /// The gate is limited after its activation.
     Activated,
@@ -214,57 +218,13 @@ pub enum YarnLog {
     Scores,
 }
 
-/// A factor that families multiply values with.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Factor {
-    /// A number.
-    Number(f32),
-    /// `sqrt(n_embd)`.
-    RootWidth,
-    /// A number divided by the square root of the number of layers.
-    PerRootLayers(f32),
-    /// A number divided by `n_embd`.
-    PerWidth(f32),
-    /// A number times `n_embd`.
-    TimesWidth(f32),
-}
-
-/// Factors on embeddings, layer outputs and logits. Learned positions are not supported with a
-/// factor on layer outputs, and only norms may read the residual then.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct ScaleRules {
-    /// Factor on embeddings.
-    pub embedding: Factor,
-    /// Factor on the output of each mixer and feed-forward block.
-    pub residual: Factor,
-    /// Factor on the logits.
-    pub logits: Factor,
-    /// The factors that the file can replace.
-    pub keys: ScaleKeys,
-}
-
-/// Keys of factors that files may have.
+/// What the residual after the last layer is made of, in models with several residual streams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ScaleKeys {
-    /// None.
-    None,
-    /// `logit_scale`, a factor (Command R).
-    Logits,
-    /// `embedding_scale` and `logit_scale`, both factors (Grok).
-    Ends,
-    /// `embedding_scale` and `residual_scale`, which are factors, and `logit_scale`, by which the
-    /// logits are divided, as by [`ScaleRules::logits`] (Granite, MiniCPM).
-    All,
-}
-
-impl ScaleRules {
-    /// No factors.
-    pub const NONE: ScaleRules = ScaleRules {
-        embedding: Factor::Number(1.0),
-        residual: Factor::Number(1.0),
-        logits: Factor::Number(1.0),
-        keys: ScaleKeys::None,
-    };
+pub enum StreamEndKind {
+    /// The mean of the streams.
+    Mean,
+    /// A sum with weights from the streams.
+    Weighted,
 }
 
 /// How keys and values are computed.
@@ -276,6 +236,8 @@ pub enum KvKind {
     /// Keys and values are expanded from a narrow latent vector; the columns of a key that RoPE is
     /// applied to are the same for all heads (DeepSeek's multi-head latent attention, MLA).
     Latent,
+    /// One key for all heads, which is also the value (DeepSeek-V4).
+    Single,
 }
 
 /// How positions are encoded.
@@ -441,6 +403,24 @@ pub struct ArchSpec {
     pub halves: bool,
     /// Whether the model has several residual streams and low-rank residuals ([`super::AltUp`]).
     pub altup: bool,
+    /// Whether the model has several residual streams that all blocks mix
+    /// ([`super::HyperConnections`]), and what the residual after the last layer is; `None` without.
+    pub hyper_connections: Option<StreamEndKind>,
+    /// Whether the first layers can list the experts of each token (`hash_layer_count`).
+    pub hash_routing: bool,
+    /// Whether sparse attention selects blocks of positions (`attention.indexer.kpool`).
+    pub pooled_indexer: bool,
+    /// Whether the model has several residual streams that are mixed before each mixer and block,
+    /// instead of norms ([`super::LowRankHyper`]).
+    pub low_rank_hyper: bool,
+    /// Whether a layer can add embeddings of n-grams to the residual ([`super::Ngrams`]).
+    pub ngrams: bool,
+    /// Whether layers read a mix of earlier residuals ([`super::ResidualMix`]).
+    pub residual_mix: bool,
+    /// Whether a multiple of the normed embedding is added after each layer.
+    pub embedding_skip: bool,
+    /// Whether the layers run in alternating stacks ([`super::StackRun`]).
+    pub stacks: bool,
     /// Default cut-off of the gates; `None` without one.
     pub gaussian_cut: Option<GaussianCut>,
     /// Whether files can limit the values of queries, keys and values (`attention.clamp_kqv`).
@@ -481,6 +461,8 @@ pub struct ArchSpec {
     pub post_norm_eps: Option<f32>,
     /// Tensor name of the norm before the output matrix.
     pub output_norm: &'static str,
+    /// Whether chunks of experts share blocks that read the experts' output ([`super::ChunkExperts`]).
+    pub chunk_experts: bool,
     /// The dense block in layers with experts.
     pub dense_beside: DenseBeside,
     /// Activation after the first layer of a ranking model's head.

@@ -11,7 +11,7 @@ use super::reader::{Reader, f32_matrix};
 use super::rope_scaling::Scaling;
 use super::{
     Affine, ArchSpec, BlockKind, EmbeddingNorm, Error, Experts, Ffn, Hyper, LayerWeights, Linear,
-    LocalRope, PerLayerEmbedding, Positions, RankHead, RopeOverrides, arch,
+    LocalRope, Ngrams, PerLayerEmbedding, Positions, RankHead, RopeOverrides, arch, situ,
 };
 
 /// User options for a model.
@@ -66,9 +66,12 @@ pub struct Model {
     pub token_type: Option<HostRows>,
     /// Per-layer embeddings; `None` in models without them.
     pub per_layer: Option<PerLayerEmbedding>,
+    /// The table of n-grams; `None` in models without one.
+    pub ngrams: Option<Ngrams>,
     /// `[1, n_embd]`: the norm before the output matrix, with weight and bias multiplied by the logits'
-    /// factor.
-    pub output_norm: Affine,
+    /// factor; `None` in models whose last layer mixes residual streams instead
+    /// ([`super::LowRankHyper`]).
+    pub output_norm: Option<Affine>,
     /// `[n_vocab, n_embd]`; the embedding table if the two are tied; `None` in encoders, which
     /// compute no logits.
     pub output: Option<HostRows>,
@@ -134,10 +137,12 @@ impl Model {
             | BlockKind::ParallelByKey
             | BlockKind::ParallelWithoutNorm => spec.output_norm,
         };
-        let output_norm = reader.scaled_norm(output_norm, hyper.n_embd, hyper.scales.logits)?;
+        let scaled = || reader.scaled_norm(output_norm, hyper.n_embd, hyper.scales.logits);
+        let output_norm = (!spec.low_rank_hyper).then(scaled).transpose()?;
         let positions = positions(&reader, spec, &hyper)?;
         let token_type = token_type(&reader, &hyper)?;
         let per_layer = PerLayerEmbedding::read(&reader, &keys, &hyper, n_vocab)?;
+        let ngrams = Ngrams::read(&reader, &keys, spec, &hyper)?;
         let projections = Linear::projections(&reader, hyper.n_embd)?;
         let rank = RankHead::read(&reader, &keys, spec, &hyper)?;
         let layers =
@@ -152,6 +157,7 @@ impl Model {
             positions,
             token_type,
             per_layer,
+            ngrams,
             output_norm,
             output,
             output_bias,
@@ -287,7 +293,7 @@ fn activation(
     };
     let Some(named) = named else {
         let activation = match container {
-            Container::Gguf => spec.activation,
+            Container::Gguf => situ::read(keys, spec.activation)?,
             Container::PowerInfer => spec.sparse_activation,
         };
         return Ok((spec.ffn, activation));

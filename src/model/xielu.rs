@@ -9,8 +9,15 @@ use super::hyper::Keys;
 /// size times the factor of the exponential, which is below the rounding of the other terms.
 const MIN_EPS: f32 = -1e-4;
 
-/// The activation of each of `n_layer` layers.
-pub(super) fn read(keys: &Keys<'_>, n_layer: usize) -> Result<Vec<Activation>, Error> {
+/// The activation of each of `n_layer` layers; `None` if that of the model is not xIELU.
+pub(super) fn read(
+    keys: &Keys<'_>,
+    of_model: Activation,
+    n_layer: usize,
+) -> Result<Option<Vec<Activation>>, Error> {
+    if !matches!(of_model, Activation::XIelu { .. }) {
+        return Ok(None);
+    }
     let numbers = |part: &str| numbers(keys, part, n_layer);
     let (negative, positive) = (numbers("alpha_n")?, numbers("alpha_p")?);
     let (slopes, limits) = (numbers("beta")?, numbers("eps")?);
@@ -22,7 +29,7 @@ pub(super) fn read(keys: &Keys<'_>, n_layer: usize) -> Result<Vec<Activation>, E
         negative: slopes[i] + softplus(negative[i]),
         slope: slopes[i],
     };
-    Ok((0..n_layer).map(layer).collect())
+    Ok(Some((0..n_layer).map(layer).collect()))
 }
 
 /// A finite number for each layer: a list, or one number for all layers. llama.cpp's key names lack

@@ -12,16 +12,15 @@ use std::ops::Range;
 use hal::Bytes;
 
 use super::estimate::LayerSplit;
-use super::facts::{LayerSizes, Task};
-use super::front::{Cost, Costs, EXHAUSTIVE, ParetoFront};
+use super::facts::{DeviceFacts, LayerSizes};
+use super::front::{Cost, Costs, ParetoFront};
+use super::steps::{Caps, stages, step_bytes, steps};
+use super::tally::{Tally, WholeLayers};
 use super::{CPU, DeviceIndex};
 
-/// Maximum number of entries of [`RunFiller::steps`] if the model has more layers than
-/// [`EXHAUSTIVE`].
-const MAX_STEPS: usize = 1024;
-
-/// Maximum number of stages beyond the groups that make both decode and prefill faster.
-const STAGES: usize = 16;
+#[cfg(test)]
+#[path = "tests/filled.rs"]
+mod tests;
 
 /// Data shared by all runs of layers on one device.
 #[derive(Debug)]
@@ -45,14 +44,31 @@ pub(super) struct RunFiller<'a> {
     /// `steps[i]` has the number of groups of each layer after `i` additions, in the order
     /// of decode time saved per byte.
     steps: Vec<Vec<u16>>,
+    /// Bytes of these groups, up to `both_faster`: one row for each entry of `steps`.
+    step_bytes: Vec<Vec<u64>>,
+    /// The least cost of each layer with up to `both_faster` groups on the device.
+    least: Vec<Cost>,
+    /// Each layer if it is whole.
+    pub(super) whole: Vec<PlacedLayer>,
+    /// Each layer if it is not whole, for each way to place such layers.
+    pub(super) others: Vec<(OtherLayers, Vec<PlacedLayer>)>,
 }
 
-/// Number of groups of each split layer; `None` if the device cannot split the layer.
-type Caps = Vec<Option<usize>>;
+/// A layer in one of its places.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct PlacedLayer {
+    /// Bytes on the device, before groups are added.
+    pub(super) bytes: u64,
+    /// The cost; with groups that may be added, a cost that the layer has at least.
+    pub(super) least: Cost,
+    /// Whether the layer is on the device.
+    pub(super) is_home: bool,
+    pub(super) is_split: bool,
+}
 
 /// Placement of the layers of a run that are not whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum SplitLayers {
+pub(super) enum OtherLayers {
     /// Split, with the groups that make both decode and prefill faster, as far as they fit.
     Split,
     /// Split, with all groups of a stage: the first field is 0 for stages towards the optimum of
@@ -68,7 +84,7 @@ pub(super) struct FilledRun {
     /// Device of the residual after the run.
     pub(super) end: DeviceIndex,
     n_whole: usize,
-    others: SplitLayers,
+    others: OtherLayers,
 }
 
 impl<'a> RunFiller<'a> {
@@ -120,17 +136,45 @@ impl<'a> RunFiller<'a> {
             sizes.whole.is_some() && (!constraints.neurons_on_cpu || n_groups(layer) == 0)
         };
         let on_cpu = |layer| costs.layer(layer, LayerSplit { home: CPU, groups: n_groups(layer) });
-        RunFiller {
+        let least = |layer: usize| {
+            let all = &on_device[layer][..=both_faster[layer].unwrap_or(0)];
+            all.iter().copied().reduce(Cost::least_of_each).unwrap_or_default()
+        };
+        let least = (0..n_layer).map(least).collect();
+        let steps = steps(task, device);
+        let mut filler = RunFiller {
             costs,
             device,
             on_cpu: (0..n_layer).map(on_cpu).collect(),
             on_device,
             may_be_whole: sizes.iter().enumerate().map(whole).collect(),
             further_stages: [stages(&both_faster, &tokens), stages(&both_faster, &prompts)],
+            step_bytes: steps.iter().map(|step| step_bytes(step, &both_faster, sizes)).collect(),
+            steps,
+            least,
             both_faster,
             most_even,
-            steps: steps(task, device),
-        }
+            whole: Vec::new(),
+            others: Vec::new(),
+        };
+        filler.place_layers();
+        filler
+    }
+
+    /// Sets `whole` and `others`.
+    fn place_layers(&mut self) {
+        let stages = self.further_stages.iter().enumerate().flat_map(|(towards, stages)| {
+            (0..stages.len()).map(move |stage| OtherLayers::Stage(towards, stage))
+        });
+        let ways: Vec<OtherLayers> =
+            [OtherLayers::Split].into_iter().chain(stages).chain([OtherLayers::OnCpu]).collect();
+        let layers = 0..self.on_cpu.len();
+        let whole = |layer| self.placed(layer, true, OtherLayers::OnCpu);
+        let whole = layers.clone().map(whole).collect();
+        let others = ways.into_iter().map(|others| {
+            (others, layers.clone().map(|layer| self.placed(layer, false, others)).collect())
+        });
+        (self.others, self.whole) = (others.collect(), whole);
     }
 
     /// The Pareto fronts of placements of the layers of `range` within `room` bytes, with the first
@@ -146,28 +190,20 @@ impl<'a> RunFiller<'a> {
         let n_on_cpu = range.clone().filter(|&layer| task.layers[layer].stays_on_cpu).count();
         let fixed = task.constraints.whole_layers.is_some();
         let fewest = if fixed { range.len() - n_split - n_on_cpu } else { 0 };
-        let (mut on_device, mut ends_on_cpu) = (ParetoFront::default(), ParetoFront::default());
+        let mut filling = Filling::new(self, range, &wholes, room);
         for n_whole in self.whole_counts(fewest, &wholes) {
-            let mut offer = |others: SplitLayers| {
-                let wholes = &wholes[..n_whole];
-                let Some(spots) = self.layer_splits(range, wholes, others, room) else {
-                    return false;
-                };
-                let end = spots.last().map_or(CPU, |spot| spot.home);
-                let cost = self.cost(range, &spots);
-                let front = if end == self.device { &mut on_device } else { &mut ends_on_cpu };
-                front.insert_unless_dominated(cost, || FilledRun { cost, end, n_whole, others });
-                true
-            };
-            offer(SplitLayers::Split);
+            filling.keep(n_whole, &wholes);
+            filling.offer(OtherLayers::Split);
             for (towards, stages) in self.further_stages.iter().enumerate() {
                 // If a stage does not fit, no later stage fits.
-                let _ = (0..stages.len()).all(|stage| offer(SplitLayers::Stage(towards, stage)));
+                let _ = (0..stages.len())
+                    .all(|stage| filling.offer(OtherLayers::Stage(towards, stage)));
             }
             if !fixed || n_split == 0 {
-                offer(SplitLayers::OnCpu);
+                filling.offer(OtherLayers::OnCpu);
             }
         }
+        let Filling { on_device, ends_on_cpu, .. } = filling;
         on_device.into_iter().chain(ends_on_cpu).map(|(_, filled)| filled).collect()
     }
 
@@ -175,7 +211,7 @@ impl<'a> RunFiller<'a> {
     /// many layers some, which do not separate layers that must have one home.
     fn whole_counts(&self, fewest: usize, wholes: &[usize]) -> Vec<usize> {
         let all = (fewest..=wholes.len()).rev();
-        if self.costs.step == 1 {
+        if self.costs.step == 1 || fewest > wholes.len() {
             return all.collect();
         }
         let may_end = |n: &usize| {
@@ -197,8 +233,12 @@ impl<'a> RunFiller<'a> {
         filled: &FilledRun,
     ) -> Vec<LayerSplit> {
         let wholes = self.whole_candidates(range);
-        let wholes = &wholes[..filled.n_whole.min(wholes.len())];
-        self.layer_splits(range, wholes, filled.others, room).unwrap_or_default()
+        let layers = WholeLayers::new(range, &wholes[..filled.n_whole.min(wholes.len())]);
+        let Some(left) = Tally::new(self, filled.others, &layers).left(room, &layers) else {
+            return Vec::new();
+        };
+        let step = self.step_within(filled.others, left, &layers, 0);
+        self.spots(filled.others, step, &layers).collect()
     }
 
     /// Layers of `range` that may be whole, in the order of `most_even`.
@@ -207,131 +247,201 @@ impl<'a> RunFiller<'a> {
         self.most_even.iter().copied().filter(may).collect()
     }
 
-    /// The split of each layer with exactly `wholes` as whole layers; `None` if that does not fit.
-    fn layer_splits(
-        &self,
-        range: &Range<usize>,
-        wholes: &[usize],
-        others: SplitLayers,
-        room: Bytes,
-    ) -> Option<Vec<LayerSplit>> {
-        let (device, task) = (self.device, self.costs.task);
-        let facts = &task.devices[device];
-        let caps = match others {
-            SplitLayers::Split => Some(&self.both_faster),
-            SplitLayers::Stage(towards, stage) => Some(&self.further_stages[towards][stage]),
-            SplitLayers::OnCpu => None,
-        };
-        let cap = |layer: usize| caps.and_then(|caps| caps[layer]);
-        let on_cpu = |layer| LayerSplit { home: CPU, groups: task.cut(layer).n_groups() };
-        let mut spots: Vec<LayerSplit> = range.clone().map(on_cpu).collect();
-        // A layer without neurons cannot be split. If the other layers are split, it is whole.
-        let bare = range.clone().filter(|&layer| task.cut(layer).n_ff == 0);
-        let bare = bare.filter(|&layer| others != SplitLayers::OnCpu && self.may_be_whole[layer]);
-        for layer in wholes.iter().copied().chain(bare) {
-            spots[layer - range.start].home = device;
-        }
-        let (mut used, mut is_split) = (Bytes(0), false);
-        for (spot, layer) in spots.iter_mut().zip(range.clone()) {
-            let sizes = &facts.layers[layer];
-            used += match (spot.home == device, cap(layer)) {
-                (true, _) => sizes.frame + sizes.cache + sizes.whole?,
-                (false, Some(cap)) => {
-                    let groups = if others == SplitLayers::Split { 0 } else { cap };
-                    *spot = LayerSplit { home: device, groups };
-                    is_split = true;
-                    sizes.frame + sizes.cache + facts.hand_off + sizes.shares[groups]
-                }
-                (false, None) => Bytes(0),
-            };
-        }
-        let mut pairs = spots.windows(2).zip(range.start + 1..);
-        if pairs.any(|(pair, layer)| task.layers[layer].shares_home && pair[0].home != pair[1].home)
-        {
-            return None;
-        }
-        used += if is_split { facts.hand_offs } else { Bytes(0) };
-        let left = room.0.checked_sub(used.0)?;
-        (spots.first()?.home == device).then_some(())?;
-        if others == SplitLayers::Split {
-            let split = range.clone().zip(&spots).filter(|(_, spot)| spot.groups == 0);
-            let split: Vec<(usize, usize)> =
-                split.filter_map(|(layer, _)| Some((layer, self.both_faster[layer]?))).collect();
-            // Stops at the first group that does not fit. If smaller groups after it were added, a
-            // larger budget could give a slower placement.
-            let fits = |step: &Vec<u16>| {
-                let bytes = split.iter().map(|&(layer, cap)| {
-                    let shares = &facts.layers[layer].shares;
-                    (shares[cap.min(step[layer].into())] - shares[0]).0
-                });
-                bytes.sum::<u64>() <= left
-            };
-            let last = self.steps.partition_point(fits).saturating_sub(1);
-            for (layer, cap) in split {
-                spots[layer - range.start].groups = cap.min(self.steps[last][layer].into());
-            }
-        }
-        Some(spots)
+    pub(super) fn facts(&self) -> &DeviceFacts {
+        &self.costs.task.devices[self.device]
     }
 
-    fn cost(&self, range: &Range<usize>, spots: &[LayerSplit]) -> Cost {
-        let (mut at, mut cost) = (self.device, Cost::default());
-        for (layer, &spot) in range.clone().zip(spots) {
-            cost = cost + self.costs.residual_move_time(at, spot.home);
-            at = spot.home;
-            cost = cost
-                + if spot.home == self.device {
-                    self.on_device[layer][spot.groups]
+    /// Whether a layer must have the home of the layer before it.
+    pub(super) fn shares_home(&self, layer: usize) -> bool {
+        self.costs.task.layers[layer].shares_home
+    }
+
+    /// The time of a move of the residual between this device and the CPU.
+    pub(super) fn move_time(&self) -> Cost {
+        self.costs.residual_move_time(self.device, CPU)
+    }
+
+    /// The place of a layer that is whole, or placed as the `others`. Split layers without all
+    /// groups of a stage have the groups of entry `step` of `steps`.
+    fn spot(&self, layer: usize, is_whole: bool, others: OtherLayers, step: usize) -> LayerSplit {
+        let (home, cut) = (self.device, self.costs.task.cut(layer));
+        if is_whole || self.is_bare(layer, others) {
+            return LayerSplit { home, groups: cut.n_groups() };
+        }
+        let groups = match others {
+            OtherLayers::Split => {
+                self.both_faster[layer].map(|cap| cap.min(self.steps[step][layer].into()))
+            }
+            OtherLayers::Stage(towards, stage) => self.further_stages[towards][stage][layer],
+            OtherLayers::OnCpu => None,
+        };
+        match groups {
+            Some(groups) => LayerSplit { home, groups },
+            None => LayerSplit { home: CPU, groups: cut.n_groups() },
+        }
+    }
+
+    /// Whether a layer is whole because it has no neurons to split, beside layers that are split.
+    fn is_bare(&self, layer: usize, others: OtherLayers) -> bool {
+        let has_none = self.costs.task.cut(layer).n_ff == 0;
+        has_none && others != OtherLayers::OnCpu && self.may_be_whole[layer]
+    }
+
+    /// The places of all layers of a run.
+    fn spots(
+        &self,
+        others: OtherLayers,
+        step: usize,
+        layers: &WholeLayers,
+    ) -> impl Iterator<Item = LayerSplit> {
+        let range = layers.range().clone();
+        range.map(move |layer| self.spot(layer, layers.contains(layer), others, step))
+    }
+
+    /// A layer that is whole, or placed as the `others`.
+    fn placed(&self, layer: usize, is_whole: bool, others: OtherLayers) -> PlacedLayer {
+        let spot = self.spot(layer, is_whole, others, 0);
+        if spot.home == CPU {
+            return PlacedLayer { least: self.on_cpu[layer], ..PlacedLayer::default() };
+        }
+        let (facts, sizes) = (self.facts(), &self.facts().layers[layer]);
+        let is_split = !is_whole && !self.is_bare(layer, others);
+        let neurons = if is_split {
+            facts.hand_off + sizes.shares[spot.groups]
+        } else {
+            sizes.whole.unwrap_or_default()
+        };
+        let bytes = (sizes.frame + sizes.cache + neurons).0;
+        let least = if is_split && others == OtherLayers::Split {
+            self.least[layer]
+        } else {
+            self.on_device[layer][spot.groups]
+        };
+        PlacedLayer { bytes, least, is_home: true, is_split }
+    }
+
+    /// The last of `steps` whose groups fit into `left` bytes, found from the entry `near` on; the
+    /// first if the other layers are not [`OtherLayers::Split`]. It stops at the first group that
+    /// does not fit. If smaller groups after it were added, a larger budget could give a slower
+    /// placement.
+    fn step_within(
+        &self,
+        others: OtherLayers,
+        left: u64,
+        layers: &WholeLayers,
+        near: usize,
+    ) -> usize {
+        if others != OtherLayers::Split {
+            return 0;
+        }
+        let fits = |step: usize| layers.sum_of_others(&self.step_bytes[step]) <= left;
+        // `first` fits and `end` does not. No groups always fit.
+        let (mut first, mut end, mut stride) = (0, self.steps.len(), 1);
+        if fits(near) {
+            first = near;
+            while first + stride < end {
+                if fits(first + stride) {
+                    (first, stride) = (first + stride, 2 * stride);
                 } else {
-                    self.on_cpu[layer]
-                };
+                    end = first + stride;
+                }
+            }
+        } else {
+            end = near;
+            while first + stride < end {
+                if fits(end - stride) {
+                    first = end - stride;
+                } else {
+                    (end, stride) = (end - stride, 2 * stride);
+                }
+            }
+        }
+        while first + 1 < end {
+            let middle = first.midpoint(end);
+            if fits(middle) { first = middle } else { end = middle }
+        }
+        first
+    }
+
+    /// The cost of the candidate of a tally, with the groups of entry `step` of `steps`.
+    fn cost(&self, tally: &Tally<'_>, step: usize, layers: &WholeLayers) -> Cost {
+        let (mut at_home, mut cost) = (true, Cost::default());
+        let (moves, steps) = (self.move_time(), &self.steps[step]);
+        for layer in layers.range().clone() {
+            let placed = tally.placed(layer, layers);
+            if placed.is_home != at_home {
+                cost = cost + moves;
+            }
+            at_home = placed.is_home;
+            let grown = self.both_faster[layer]
+                .filter(|_| placed.is_split && tally.others == OtherLayers::Split);
+            cost = cost
+                + grown.map_or(placed.least, |cap| {
+                    self.on_device[layer][cap.min(steps[layer].into())]
+                });
         }
         cost
     }
 }
 
-/// At most [`STAGES`] even steps from `both` (excluded) to `best` (included), each with the number
-/// of groups of every layer; empty if the two are equal.
-fn stages(both: &Caps, best: &Caps) -> Vec<Caps> {
-    let pairs: Vec<_> = both.iter().zip(best).map(|(from, to)| from.zip(*to)).collect();
-    let most = pairs.iter().flatten().map(|(from, to)| to - from).max().unwrap_or(0);
-    let n = most.min(STAGES);
-    let stage = |i: usize| {
-        pairs.iter().map(|pair| pair.map(|(from, to)| from + (to - from) * i / n)).collect()
-    };
-    (1..=n).map(stage).collect()
+/// The state of [`RunFiller::fill`].
+struct Filling<'a> {
+    filler: &'a RunFiller<'a>,
+    room: Bytes,
+    layers: WholeLayers,
+    n_whole: usize,
+    /// The ways to place the other layers that were tried.
+    tallies: Vec<Tally<'a>>,
+    /// The entry of `steps` that was found last.
+    step: usize,
+    on_device: ParetoFront<FilledRun>,
+    ends_on_cpu: ParetoFront<FilledRun>,
 }
 
-/// Entry `i` has the number of groups of each layer after `i` additions, in the order of
-/// decode time saved per byte on `device`. Prefill does not influence the order: all neurons of one
-/// format save the same prefill time.
-fn steps(task: &Task, device: DeviceIndex) -> Vec<Vec<u16>> {
-    let mut order: Vec<(f64, usize, usize)> = Vec::new();
-    for (layer, facts) in task.layers.iter().enumerate() {
-        let sizes = &task.devices[device].layers[layer];
-        let bytes = sizes.shares.last().map_or(0, |bytes| bytes.0).max(1) as f64;
-        let cpu = &task.devices[CPU].speed;
-        let mut last = f64::INFINITY;
-        for k in 0..facts.cut.n_groups().min(sizes.shares.len().saturating_sub(1)) {
-            let saved =
-                facts.reads.tested / cpu.dense + facts.mean[k] * facts.reads.used / cpu.sparse;
-            last = (saved / bytes).min(last);
-            order.push((last, k, layer));
+impl<'a> Filling<'a> {
+    fn new(
+        filler: &'a RunFiller<'a>,
+        range: &Range<usize>,
+        wholes: &[usize],
+        room: Bytes,
+    ) -> Filling<'a> {
+        let (on_device, ends_on_cpu) = Default::default();
+        let (layers, n_whole) = (WholeLayers::new(range, wholes), wholes.len());
+        let (tallies, step) = (Vec::new(), filler.steps.len() - 1);
+        Filling { filler, room, layers, n_whole, tallies, step, on_device, ends_on_cpu }
+    }
+
+    /// Keeps the first `n_whole` layers of `wholes` whole.
+    fn keep(&mut self, n_whole: usize, wholes: &[usize]) {
+        for &layer in &wholes[n_whole..self.n_whole] {
+            let tallies = self.tallies.iter_mut();
+            tallies.for_each(|tally| tally.release(layer, &self.layers));
+            self.layers.set(layer, false);
         }
+        self.n_whole = n_whole;
     }
-    // Ties are spread evenly over the layers, so that the device and the CPU both have work in each
-    // layer.
-    order.sort_by(|a, b| b.0.total_cmp(&a.0).then((a.1, a.2).cmp(&(b.1, b.2))));
-    let mut steps = vec![vec![0; task.layers.len()]];
-    // With very many layers, several groups at a time: the list grows with the square.
-    let at_once = match task.layers.len() {
-        ..=EXHAUSTIVE => 1,
-        _ => order.len().div_ceil(MAX_STEPS).max(1),
-    };
-    for groups in order.chunks(at_once) {
-        let mut step = steps[steps.len() - 1].clone();
-        groups.iter().for_each(|(_, _, layer)| step[*layer] += 1);
-        steps.push(step);
+
+    /// Adds a candidate to the front that it belongs to. Returns whether it fits.
+    fn offer(&mut self, others: OtherLayers) -> bool {
+        let found = self.tallies.iter().position(|tally| tally.others == others);
+        let found = found.unwrap_or_else(|| {
+            self.tallies.push(Tally::new(self.filler, others, &self.layers));
+            self.tallies.len() - 1
+        });
+        let (tally, layers) = (&self.tallies[found], &self.layers);
+        let Some(left) = tally.left(self.room, layers) else { return false };
+        let on_device = tally.ends_on_device(layers);
+        let front = if on_device { &mut self.on_device } else { &mut self.ends_on_cpu };
+        if front.dominates(tally.least()) {
+            return true;
+        }
+        let step = self.filler.step_within(others, left, layers, self.step);
+        if others == OtherLayers::Split {
+            self.step = step;
+        }
+        let cost = self.filler.cost(tally, step, layers);
+        let (end, n_whole) = (if on_device { self.filler.device } else { CPU }, self.n_whole);
+        front.insert_unless_dominated(cost, || FilledRun { cost, end, n_whole, others });
+        true
     }
-    steps
 }

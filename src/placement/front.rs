@@ -24,6 +24,13 @@ pub(super) struct Cost {
     pub(super) prompt: f64,
 }
 
+impl Cost {
+    /// The lesser of both times of each kind.
+    pub(super) fn least_of_each(self, other: Cost) -> Cost {
+        Cost { token: self.token.min(other.token), prompt: self.prompt.min(other.prompt) }
+    }
+}
+
 impl Add for Cost {
     type Output = Cost;
 
@@ -121,6 +128,12 @@ impl<T> ParetoFront<T> {
         let beaten = self.0[after..].iter().take_while(|(other, _)| other.prompt >= cost.prompt);
         let end = after + beaten.count();
         self.0.splice(first..end, [(cost, candidate())]);
+    }
+
+    /// Whether a known candidate is at least as good as `cost` in both times.
+    pub(super) fn dominates(&self, cost: Cost) -> bool {
+        let after = self.0.partition_point(|(other, _)| other.token <= cost.token);
+        after.checked_sub(1).is_some_and(|last| self.0[last].0.prompt <= cost.prompt)
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &(Cost, T)> {

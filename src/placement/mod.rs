@@ -13,6 +13,8 @@ mod prompt;
 mod reference;
 mod rules;
 mod search;
+mod steps;
+mod tally;
 #[cfg(test)]
 mod tests;
 

@@ -35,6 +35,8 @@ pub(super) struct Search<'a> {
     fillers: Vec<RunFiller<'a>>,
     /// Layers before which a run may begin or end, ascending, including 0 and the number of layers.
     borders: Vec<usize>,
+    /// The cost of the first layers on the CPU, by their number.
+    on_cpu: Vec<Cost>,
     /// Results of [`RunFiller::fill`] by (device, first layer, end, bytes).
     filled: HashMap<(DeviceIndex, usize, usize, u64), Rc<[FilledRun]>>,
 }
@@ -87,7 +89,11 @@ impl<'a> Search<'a> {
         borders.sort_unstable();
         borders.dedup();
         let fillers = devices(task).map(|device| RunFiller::new(costs, device)).collect();
-        Search { costs, task, fillers, borders, filled: HashMap::new() }
+        let mut on_cpu = vec![Cost::default()];
+        for (layer, spot) in task.on_cpu().layers.into_iter().enumerate() {
+            on_cpu.push(on_cpu[layer] + costs.layer(layer, spot));
+        }
+        Search { costs, task, fillers, borders, on_cpu, filled: HashMap::new() }
     }
 
     /// The best candidates, including the placement with everything on the CPU.
@@ -154,11 +160,7 @@ impl<'a> Search<'a> {
         };
         start(0, embed, Cost::default());
         if embed == CPU {
-            let mut cost = Cost::default();
-            for (layer, spot) in self.task.on_cpu().layers.into_iter().enumerate() {
-                cost = cost + self.costs.layer(layer, spot);
-                start(layer + 1, CPU, cost);
-            }
+            self.borders[1..].iter().for_each(|&end| start(end, CPU, self.on_cpu[end]));
         }
         if !self.task.constraints.cache_on_cpu {
             for device in devices(self.task) {

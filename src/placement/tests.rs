@@ -12,7 +12,7 @@ mod rules;
 
 /// Parameters of a random task.
 #[derive(Clone, Debug)]
-struct Recipe {
+pub(super) struct Recipe {
     n_layer: usize,
     n_ff: usize,
     unit: usize,
@@ -39,7 +39,7 @@ struct Recipe {
     streams: Option<(u64, f64)>,
 }
 
-fn recipes() -> impl Strategy<Value = Recipe> {
+pub(super) fn recipes() -> impl Strategy<Value = Recipe> {
     let sizes = [0..50_000u64, 0..20_000, 1..500, 0..5_000];
     let devices = prop::collection::vec((0.2..40.0f64, 0.0..80.0f64), 1..3);
     let constraints = prop_oneof![
@@ -97,7 +97,7 @@ impl Recipe {
         Cut::new(n_units * self.unit, self.unit)
     }
 
-    fn task(&self, budgets: &[u64]) -> Task {
+    pub(super) fn task(&self, budgets: &[u64]) -> Task {
         let round = |n: u64| Bytes(n.div_ceil(self.granule) * self.granule);
         let [frame, cache, neuron, overhead] = self.sizes;
         let layers = (0..self.n_layer).map(|layer| {
@@ -178,7 +178,7 @@ impl Recipe {
     }
 
     /// A budget larger than the whole model, in bytes.
-    fn ample_budget(&self) -> u64 {
+    pub(super) fn ample_budget(&self) -> u64 {
         let per_layer = self.sizes[..2].iter().sum::<u64>() + self.sizes[3] + 3 * 4096;
         let neurons = self.n_ff as u64 * self.sizes[2];
         2 * (self.n_layer as u64 * (per_layer + neurons + 5000) + 2 * self.ends + 20_000)

@@ -113,7 +113,7 @@ impl Candidate {
 
 fn device_description(open: &Open) -> String {
     open(&Switches::default())
-        .map_or_else(|error| error.to_string(), |device| device.info().description.clone())
+        .map_or_else(|error| error.to_string(), |device| device.info().described())
 }
 
 /// Estimate of the memory that a card's driver uses beyond the counted allocations: pipelines,
@@ -223,8 +223,18 @@ pub fn candidates_with(compilation: &KernelCompilation) -> (Vec<Candidate>, Vec<
     }
     let found: Vec<Candidate> = found.into_iter().map(|card| card.candidate).collect();
     missing.extend(missing_wgpu(&found[cards..]));
+    if IS_STATIC {
+        for missing in &mut missing {
+            missing.reason = "this program is static, so it cannot load drivers".to_owned();
+            missing.hint = "use a program for Linux with glibc (linux-gnu)".to_owned();
+        }
+    }
     (found, missing)
 }
+
+/// Whether this program has its C library in itself, as those for Linux with musl have: such
+/// programs have no loader for libraries.
+const IS_STATIC: bool = cfg!(all(target_os = "linux", target_feature = "crt-static"));
 
 /// A candidate with its PCI slot and PCI vendor id.
 struct Card {
@@ -324,8 +334,8 @@ fn find_hip_cards(
 /// Options of a device that runs the kernels of `kernels-cuda`.
 #[cfg(any(feature = "cuda", feature = "hip"))]
 fn simt_options(switches: &Switches) -> simt::Options {
-    let Switches { graphs, flags, mma, subgroups: _, self_test: _ } = *switches;
-    simt::Options { graphs, flags, matrix_units: mma, ..simt::Options::default() }
+    let Switches { graphs, flags, mma, prefetch, subgroups: _, self_test: _ } = *switches;
+    simt::Options { graphs, flags, matrix_units: mma, prefetch, ..simt::Options::default() }
 }
 
 /// PCI vendor id.

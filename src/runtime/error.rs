@@ -7,6 +7,28 @@ use text::{sample, tokenizer};
 
 use crate::devices::MissingBackend;
 
+/// What limits the memory of a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MemoryLimit {
+    /// The memory of the machine or its container.
+    Machine,
+    /// The budget that the user set.
+    Budget,
+    /// The free memory minus a margin.
+    Free,
+}
+
+impl MemoryLimit {
+    /// The end of a message: who has, or what is, only `total`.
+    fn clause(self, total: Bytes) -> String {
+        match self {
+            MemoryLimit::Machine => format!("this machine has {total}"),
+            MemoryLimit::Budget => format!("the budget is {total}"),
+            MemoryLimit::Free => format!("only {total} may be used"),
+        }
+    }
+}
+
 /// An error of the runtime.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -69,13 +91,15 @@ pub enum Error {
     /// A device cannot be chosen or opened.
     #[error(transparent)]
     Device(#[from] DeviceError),
-    /// The model needs more memory than this machine has.
-    #[error("the model needs {wanted} of memory, but this machine has {total}")]
+    /// The model needs more memory than it may use.
+    #[error("the model needs {wanted} of memory, but {}", limit.clause(*total))]
     Memory {
         /// Memory that the model needs.
         wanted: Bytes,
-        /// Memory of the machine.
+        /// Memory that it may use.
         total: Bytes,
+        /// Where `total` comes from.
+        limit: MemoryLimit,
         /// The needed memory itemised, as text; empty if unknown.
         items: String,
         /// The largest context that would fit, in tokens; `None` if no context fits.

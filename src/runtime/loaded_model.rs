@@ -210,3 +210,51 @@ impl Model {
         Ok((ids, settings))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::io::{Seek, SeekFrom, Write};
+    use std::path::PathBuf;
+
+    use hal::Bytes;
+
+    use super::*;
+    use crate::embedded;
+    use crate::notice::{Notice, Observer, Task};
+
+    /// Changes the last byte of a file in place when weights are loaded.
+    struct Writing(PathBuf);
+
+    impl Observer for Writing {
+        fn notice(&self, _: &Notice) {}
+
+        fn progress(&self, task: Task, done: Bytes, _: Bytes) {
+            if (task, done) == (Task::Load, Bytes(0)) {
+                // File systems have a clock of a few milliseconds.
+                std::thread::sleep(std::time::Duration::from_millis(20));
+                let mut file = fs::File::options().write(true).open(&self.0).unwrap();
+                file.seek(SeekFrom::End(-1)).unwrap();
+                file.write_all(&[1]).unwrap();
+            }
+        }
+    }
+
+    #[test]
+    fn a_file_that_is_written_to_while_it_is_loaded_is_an_error() {
+        let folder = tempfile::tempdir().unwrap();
+        let [path, other] = ["model.gguf", "other.gguf"].map(|name| folder.path().join(name));
+        for path in [&path, &other] {
+            fs::write(path, embedded::BYTES).unwrap();
+        }
+        let load = |written: &Path| {
+            let observer = Arc::new(Writing(written.to_owned()));
+            let runtime = Runtime::cpu(Options::default(), observer);
+            let opened = runtime.open(Some(path.as_path())).unwrap();
+            Model::load(&runtime, opened)
+        };
+        load(&other).unwrap();
+        let Err(Error::File(error)) = load(&path) else { panic!("the file is written to") };
+        assert!(matches!(error.problem(), gguf::Problem::SourceChanged), "{error}");
+    }
+}

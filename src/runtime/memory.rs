@@ -1,11 +1,12 @@
 //! Checks whether a model fits into the machine, before it is loaded.
 
-use engine::{EngineOptions, converted, scratch_width, state_bytes, to_repack};
+use engine::{EngineOptions, converted, index_format, scratch_width, state_bytes, to_repack};
 use hal::format::Format;
-use hal::{Bytes, Device, MemoryReport};
-use model::{AttentionSizes, Ffn, Model};
+use hal::{Bytes, Device, KV_BLOCK, KvRows, MemoryReport};
+use model::{Attention, Ffn, Model};
 use placement::{DeviceBytes, Forecast};
 
+use crate::error::MemoryLimit;
 use crate::machine::Machine;
 use crate::notice::{Notice, Observer};
 use crate::options::Computation;
@@ -47,13 +48,29 @@ impl MemoryNeed {
                 replaced += rows.desc().bytes().unwrap_or_default();
             }
         }
+        // Of a table of n-grams, tokens read a few rows.
+        let table = model.ngrams.as_ref().and_then(|by| by.table.desc().bytes());
+        replaced += table.unwrap_or_default();
         let half = |format: Format, n_cols| format.row_bytes(n_cols).unwrap_or(0);
-        let row = |sizes: AttentionSizes| {
-            half(options.kv_formats.k, sizes.n_k()) + half(options.kv_formats.v, sizes.n_v())
+        let row = |by: &Attention| {
+            let KvRows { k, v } = by.sizes.cached();
+            let index = by
+                .indexer()
+                .map_or(0, |indexer| half(index_format(options.kv_formats.k), indexer.d_head));
+            // Compressed keys have a row for each block.
+            let blocks = by.blocks().map_or(0, |by| {
+                let width = by.indexer.as_ref().map_or(0, |indexer| indexer.d_head);
+                let index = half(index_format(options.kv_formats.k), width);
+                (half(options.kv_formats.k, k) + index) / by.ratio.min(KV_BLOCK)
+            });
+            index
+                + blocks
+                + half(options.kv_formats.k, k)
+                + v.map_or(0, |v| half(options.kv_formats.v, v))
         };
         // Layers that use an earlier layer's keys and values have no cache.
         let own = model.layers.iter().filter(|layer| layer.frame.mixer.kv_source().is_none());
-        let own = own.filter_map(|layer| layer.attention()).map(|by| by.sizes);
+        let own = own.filter_map(|layer| layer.attention());
         let cache_per_token = Bytes(own.map(row).sum::<usize>() as u64);
         let state: Bytes = model.layers.iter().map(state_bytes).sum();
         let state = product(&[state.0 as usize, options.n_seq + options.n_checkpoint]);
@@ -65,7 +82,7 @@ impl MemoryNeed {
         };
         let n_ff = model.blocks().map(|(_, ffn)| n_ff(ffn)).max().unwrap_or(0);
         // Scratch values per token, including an op's workspace and a row of the residual.
-        let body = scratch_width(model) + 2 * n_ff + hyper.n_embd;
+        let body = scratch_width(model, options.n_blocks() * KV_BLOCK) + 2 * n_ff + hyper.n_embd;
         let head = 2 * hyper.n_embd + model.n_logits();
         MemoryNeed {
             // The system can drop pages that were only read to repack them, and pages of an
@@ -118,20 +135,27 @@ impl MemoryNeed {
         MemoryNeed { copies_are_mapped, ..self }
     }
 
-    /// Weights that are read from the file as they are.
-    pub(crate) fn weights(&self) -> Bytes {
-        self.weights
+    /// The need if only `weights` bytes of the weights have to be in memory at once. The system can
+    /// drop and read again pages of mapped copies.
+    pub(crate) fn at_once(self, weights: Bytes) -> MemoryNeed {
+        let copies = if self.copies_are_mapped { Bytes(0) } else { self.copies };
+        MemoryNeed { weights, copies, ..self }
     }
 
-    /// The error that `budget` is too small for `weights` and the other items.
-    pub(crate) fn error(&self, budget: Bytes, n_ctx: usize, weights: Bytes) -> Error {
-        let items = MemoryNeed { weights, ..*self }.items(n_ctx);
-        let wanted = weights + self.unmapped();
+    /// The error that `total` bytes are too few for these items and `other` bytes of code and
+    /// buffers.
+    pub(crate) fn error(
+        &self,
+        (limit, total): (MemoryLimit, Bytes),
+        n_ctx: usize,
+        other: Bytes,
+    ) -> Error {
         Error::Memory {
-            wanted,
-            total: budget,
-            items,
-            n_ctx: self.fitting_context(budget - weights),
+            wanted: self.total() + other,
+            total,
+            limit,
+            items: format!("{}, code and buffers {other}", self.items(n_ctx)),
+            n_ctx: self.fitting_context(total - self.weights - other),
         }
     }
 
@@ -165,7 +189,7 @@ impl MemoryNeed {
             }
             let weights = if may_page { Bytes(0) } else { self.weights };
             let n_ctx = self.fitting_context(total - weights);
-            return Err(Error::Memory { wanted, total, items, n_ctx });
+            return Err(Error::Memory { wanted, total, limit: MemoryLimit::Machine, items, n_ctx });
         }
         if let Some(free) = memory.free.filter(|free| wanted > *free) {
             let items = self.items(n_ctx);
@@ -276,6 +300,26 @@ mod tests {
         assert!(items.contains("weights 4.00 GiB") && n_ctx == Some(512), "{items}");
         let error = check(need, 3 * GIB).unwrap_err();
         assert!(matches!(error, Error::Memory { n_ctx: None, .. }), "{error}");
+    }
+
+    #[test]
+    fn the_error_of_a_budget_adds_up() {
+        let need = MemoryNeed {
+            weights: Bytes(4 * GIB),
+            merged: Bytes(0),
+            copies: Bytes(GIB),
+            copies_are_mapped: true,
+            cache_per_token: Bytes(1 << 20),
+            cache: Bytes(GIB),
+            scratch: Bytes(0),
+        };
+        let budget = (MemoryLimit::Budget, Bytes(2 * GIB));
+        let error = need.at_once(Bytes(GIB)).error(budget, 1024, Bytes(GIB / 2));
+        let says = "the model needs 2.50 GiB of memory, but the budget is 2.00 GiB";
+        assert_eq!(error.to_string(), says);
+        let Error::Memory { items, n_ctx, .. } = error else { panic!("{error}") };
+        assert!(!items.contains("copies") && items.contains("buffers 512.00 MiB"), "{items}");
+        assert_eq!(n_ctx, Some(512));
     }
 
     #[test]

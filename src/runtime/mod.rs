@@ -57,7 +57,7 @@ mod tiers;
 
 pub use adapters::{AdapterFile, AdapterNotice};
 pub use assumed_device::AssumedDevice;
-pub use error::{DeviceError, Error, Result};
+pub use error::{DeviceError, Error, MemoryLimit, Result};
 pub use generate::{EndReason, Report, Settings, Token, Tokens};
 pub use known_cards::known_cards;
 pub use loaded_model::{Model, Sequence};

@@ -76,6 +76,13 @@ pub enum Notice {
     Kernels(KernelNotice),
     /// RoPE settings for a model without RoPE.
     NoRope,
+    /// A cache type of its own for values, in a model whose values are a part of the keys.
+    ValuesInKeys {
+        /// Number of layers with latent attention.
+        n_latent: usize,
+        /// Number of layers with attention.
+        n_attention: usize,
+    },
     /// The context that the runtime chose, if devices other than the CPU are used.
     Context {
         /// Context size in tokens.
@@ -339,6 +346,10 @@ impl fmt::Display for Notice {
             Notice::Adapters(notice) => fmt::Display::fmt(notice, f),
             Notice::Kernels(notice) => fmt::Display::fmt(notice, f),
             Notice::NoRope => f.write_str("RoPE settings have no effect: the model has no RoPE"),
+            Notice::ValuesInKeys { n_latent, n_attention } => write!(
+                f,
+                "the cache type of values has no effect on {n_latent} of {n_attention} layers: their values are a part of the keys"
+            ),
             Notice::Context { n_ctx, n_ctx_train, shorter } => {
                 write!(f, "the context is {n_ctx} tokens; the model was trained with {n_ctx_train}")?;
                 let Some((n, gain)) = shorter else { return Ok(()) };

@@ -4,7 +4,8 @@ use std::io::Read;
 use std::path::Path;
 use std::sync::Arc;
 
-use hal::{Bytes, Device};
+use hal::format::Format;
+use hal::{Bytes, Device, KvCache};
 use model::{Model, ModelOptions};
 use text::tokenizer::{Tokenizer, Vocab};
 
@@ -77,6 +78,16 @@ impl Opened {
             observer.notice(&Notice::NoRope);
         }
         Ok(Opened { model: Arc::new(model), tokenizer })
+    }
+}
+
+/// Sends a notice if values have a cache type of their own, and some layers store no values.
+pub(crate) fn check_cache_types(model: &Model, kv: KvCache<Format>, observer: &dyn Observer) {
+    let values = model.layers.iter().filter_map(|layer| Some(layer.attention()?.sizes.cached().v));
+    let (plain, latent): (Vec<_>, Vec<_>) = values.partition(Option::is_some);
+    if !latent.is_empty() && kv.k != kv.v {
+        let (n_latent, n_attention) = (latent.len(), latent.len() + plain.len());
+        observer.notice(&Notice::ValuesInKeys { n_latent, n_attention });
     }
 }
 

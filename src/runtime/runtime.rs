@@ -13,6 +13,7 @@ use model::{Model, ModelOptions};
 use placement::{CPU, Forecast, PlacementPolicy, Speed};
 
 use crate::assumed_device::AssumedDevice;
+use crate::error::MemoryLimit;
 use crate::machine::{self, Machine};
 use crate::memory::MemoryNeed;
 use crate::notice::{Notice, Observer, SharedObserver, SilentObserver, SparsityNotice, Task};
@@ -115,6 +116,11 @@ impl Runtime {
         let opened = Opened::open(path, computation, &self.machine.cpu, self.observer.as_ref())?;
         self.check_overrides(&opened.model)?;
         self.note_unused_overrides(&opened.model);
+        crate::open::check_cache_types(
+            &opened.model,
+            self.options.kv_formats,
+            self.observer.as_ref(),
+        );
         Ok(opened)
     }
 
@@ -318,7 +324,8 @@ impl Runtime {
     /// cannot fit. Notices report the sparsity and the placement.
     ///
     /// # Errors
-    /// As [`Runtime::with_side_file`]; [`Error::Memory`] with the numbers; errors of the engine.
+    /// As [`Runtime::with_side_file`]; [`Error::Memory`] with the numbers; errors of the engine;
+    /// [`Error::File`] if the file was written to meanwhile.
     pub fn load(&self, model: &Arc<Model>, settings: EngineOptions) -> Result<Engine> {
         let observer = self.observer.as_ref();
         self.machine.tune(model, &self.options.computation, observer);
@@ -350,6 +357,7 @@ impl Runtime {
         let engine = Engine::load(Arc::clone(model), devices, settings, None, notice, &progress);
         observer.progress(Task::Load, total, total);
         let engine = engine?;
+        model.file.check_unchanged().map_err(Error::File)?;
         if let (Some(disk), Some(tiers)) = (&disk, engine.tiers()) {
             disk.report(&tiers, observer);
         }
@@ -405,7 +413,8 @@ pub fn check_total_memory(size: Bytes) -> Result<()> {
     let memory = crate::devices::cpu(Some(1)).memory().ok();
     match memory.and_then(|memory| memory.total).filter(|total| size > *total) {
         Some(total) => {
-            Err(Error::Memory { wanted: size, total, items: String::new(), n_ctx: None })
+            let limit = MemoryLimit::Machine;
+            Err(Error::Memory { wanted: size, total, limit, items: String::new(), n_ctx: None })
         }
         None => Ok(()),
     }
@@ -422,6 +431,7 @@ pub fn activation_name(model: &Model) -> &'static str {
         (Activation::Gelu | Activation::GeluErf, _) => "GELU",
         (Activation::SwigluOai { .. }, _) => "SwiGLU",
         (Activation::XIelu { .. }, _) => "xIELU",
+        (Activation::Situ { .. }, _) => "SiTU",
         (Activation::SwigluClamped { .. } | Activation::SiluClamped { .. }, _) => "SiLU",
     }
 }

@@ -42,7 +42,7 @@ impl fmt::Display for KernelNotice {
         let Verdict { n_cases, n_units, replaced, refused, .. } = verdict;
         if self.is_clean() {
             let files = if *n_units == 0 { String::new() } else { format!(" of {n_units} files") };
-            return write!(f, "{device}: the kernels{files} are right in {n_cases} tests");
+            return write!(f, "{device}: the kernels{files} pass {n_cases} tests");
         }
         write!(f, "{device}: wrong in the self-test: ")?;
         let replaced = replaced
@@ -114,7 +114,8 @@ impl Machine {
     }
 }
 
-/// The key of the cached result: device, driver, kernels, and what was tested.
+/// The key of the cached result: device, driver, kernels, and what was tested. It leaves out how work
+/// is submitted, which is measured at each start.
 fn key(device: &Device, cases: &[Case]) -> String {
     let info = device.info();
     let tests = format!("{cases:?}").bytes().fold(0xcbf2_9ce4_8422_2325_u64, |sum, byte| {
@@ -185,7 +186,7 @@ mod tests {
         assert!(text.contains("norm (y[3] is 1), now replaced"), "{text}");
         assert!(text.contains("MatMul of Q4_0 (y[7]), not run on this device"), "{text}");
         let clean = notice(Ok(Verdict { n_cases: 9, n_units: 5, ..Verdict::default() }));
-        assert!(clean.is_clean() && clean.to_string().contains("5 files are right in 9 tests"));
+        assert!(clean.is_clean() && clean.to_string().contains("5 files pass 9 tests"));
         assert!(!notice(Err("lost".to_owned())).is_clean());
     }
 }

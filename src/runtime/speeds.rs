@@ -145,7 +145,7 @@ impl Speeds {
         let info = backend.info();
         let Shape { format, n_embd, n_ff, .. } = shape;
         let weights = format!("{format} {n_embd}x{n_ff}, several tokens");
-        let key = format!("{} | {} | {threads} | {weights}", info.name, info.description);
+        let key = format!("{} | {} | {threads} | {weights}", info.name, info.described());
         if let Some(kept) = self.known.get(&key).filter(|_| !self.remeasure).and_then(read_shares) {
             return Ok(kept);
         }
@@ -255,7 +255,7 @@ fn key(backend: &Arc<dyn Backend>, threads: usize, shape: &Shape) -> String {
     let listed = if *listed { ", listed" } else { "" };
     let dense = if *skips { "" } else { ", all used" };
     let weights = format!("{format} {n_embd}x{n_ff} of {size}{listed}{dense}");
-    format!("{} | {} | {threads} | {weights}", info.name, info.description)
+    format!("{} | {} | {threads} | {weights}", info.name, info.described())
 }
 
 /// Measures the prefetch distance of a CPU with `threads` threads, and caches it in `folder`. `None`
@@ -293,7 +293,7 @@ pub fn measure_speed(
 /// The key of the prefetch distance in the file.
 fn prefetch_key(backend: &Arc<dyn Backend>, threads: usize) -> String {
     let info = backend.info();
-    format!("{} | {} | {threads} | prefetch", info.name, info.description)
+    format!("{} | {} | {threads} | prefetch", info.name, info.described())
 }
 
 /// Removes the values that were measured first, until [`MAX_VALUES`] are left.
@@ -332,7 +332,7 @@ fn read_disk(value: &Value) -> Option<DiskSpeed> {
 /// The values in the file; empty if the file cannot be read.
 fn saved_values(path: &Path) -> Map<String, Value> {
     let mut text = String::new();
-    let file = std::fs::File::open(path);
+    let file = own_file::open_own(path);
     // A text that is cut off is not valid.
     let read = file.and_then(|file| file.take(MAX_FILE).read_to_string(&mut text));
     read.ok().and_then(|_| serde_json::from_str(&text).ok()).unwrap_or_default()
@@ -365,6 +365,19 @@ fn read(value: &Value) -> Option<Speed> {
 mod tests {
     use super::*;
     use crate::notice::SilentObserver;
+
+    #[test]
+    #[cfg(unix)]
+    fn speeds_of_another_user_are_ignored() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(FILE);
+        std::fs::write(&path, r#"{"a": 1}"#).unwrap();
+        assert_eq!(saved_values(&path).len(), 1);
+        match std::os::unix::fs::chown(&path, Some(54_321), None) {
+            Ok(()) => assert!(saved_values(&path).is_empty()),
+            Err(error) => println!("skipped: cannot give a file away: {error}"),
+        }
+    }
 
     #[test]
     fn speeds_are_cached_and_invalid_files_are_ignored() {

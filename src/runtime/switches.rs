@@ -14,6 +14,8 @@ pub struct Switches {
     pub flags: Option<bool>,
     /// CUDA and HIP: `Some(false)` uses no matrix instructions (tensor cores, WMMA, MFMA).
     pub mma: Option<bool>,
+    /// CUDA: `Some(false)` does not bring the next weight into the L2 cache while a short kernel runs.
+    pub prefetch: Option<bool>,
     /// Vulkan, Metal and DX12: `Some(false)` exchanges values between lanes through workgroup
     /// memory.
     pub subgroups: Option<bool>,
@@ -22,7 +24,7 @@ pub struct Switches {
 }
 
 /// Names of the switches, in the order of help texts.
-pub const SWITCHES: [&str; 5] = ["graphs", "flags", "mma", "subgroups", "self-test"];
+pub const SWITCHES: [&str; 6] = ["graphs", "flags", "mma", "prefetch", "subgroups", "self-test"];
 
 impl Switches {
     fn get_mut(&mut self, name: &str) -> Option<&mut Option<bool>> {
@@ -30,6 +32,7 @@ impl Switches {
             "graphs" => &mut self.graphs,
             "flags" => &mut self.flags,
             "mma" => &mut self.mma,
+            "prefetch" => &mut self.prefetch,
             "subgroups" => &mut self.subgroups,
             "self-test" => &mut self.self_test,
             _ => return None,
@@ -41,6 +44,7 @@ impl Switches {
         self.graphs = other.graphs.or(self.graphs);
         self.flags = other.flags.or(self.flags);
         self.mma = other.mma.or(self.mma);
+        self.prefetch = other.prefetch.or(self.prefetch);
         self.subgroups = other.subgroups.or(self.subgroups);
         self.self_test = other.self_test.or(self.self_test);
     }

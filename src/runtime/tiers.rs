@@ -11,6 +11,7 @@ use store::{DirectFile, DiskSpeed};
 
 use crate::Result;
 use crate::disk_plan::uses_devices;
+use crate::error::MemoryLimit;
 use crate::memory::MemoryNeed;
 use crate::neuron_reads::{self, read_seconds};
 use crate::notice::{Notice, Observer};
@@ -68,7 +69,7 @@ impl fmt::Display for DiskNotice {
                 let all = devices + copies + weights;
                 write!(
                     f,
-                    "{on_disk} of {all} of weights stay on disk, because {budget} of memory may be used: "
+                    "{on_disk} of {all} of weights stay on disk, because only {budget} of memory may be used: "
                 )?;
                 if devices > Bytes(0) {
                     write!(f, "{devices} are on devices, ")?;
@@ -102,8 +103,8 @@ pub(crate) fn disk_speed(
     computation: &Computation,
     observer: &dyn Observer,
 ) -> Option<DiskSpeed> {
-    let (path, mapped) = (file.paths().first()?, file.mapped_file(0)?);
-    let opened = DirectFile::open(path, Some(mapped)).ok()?;
+    let (path, facts) = (file.paths().first()?, file.opened(0)?);
+    let opened = DirectFile::open(path, Some(facts)).ok()?;
     if !opened.is_direct() {
         observer.notice(&Notice::Disk(DiskNotice::NotDirect { file: path.clone() }));
     }
@@ -183,6 +184,7 @@ fn usable_memory(
         Budget::Auto => memory.free.map(|free| free - MARGIN.0.max(Bytes(free.0 / MARGIN.1))),
     };
     let Some(budget) = budget else { return Ok(None) };
+    let limit = if given == Budget::Auto { MemoryLimit::Free } else { MemoryLimit::Budget };
     let usable = budget - OTHER_MEMORY;
     if need.total() <= usable {
         return Ok(None);
@@ -191,14 +193,15 @@ fn usable_memory(
         // A limit that cannot be kept is refused; without one, the memory check decides.
         let refused = given != Budget::Auto;
         return if refused {
-            Err(need.error(budget, settings.n_ctx, need.weights()))
+            Err(need.error((limit, budget), settings.n_ctx, OTHER_MEMORY))
         } else {
             Ok(None)
         };
     }
     let (need, least) = least();
     if need.unmapped() + least > usable {
-        return Err(need.error(budget, settings.n_ctx, least + OTHER_MEMORY));
+        let need = need.at_once(least);
+        return Err(need.error((limit, budget), settings.n_ctx, OTHER_MEMORY));
     }
     Ok(Some(usable))
 }

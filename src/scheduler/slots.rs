@@ -1,11 +1,11 @@
 //! Slots: saving, restoring and erasing their sequences on request.
 
-use std::fs;
-use std::io;
+use std::io::{self, Read};
 use std::path::{Component, Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use hal::KV_BLOCK;
+use own_file::open_regular;
 
 use crate::files;
 use crate::queue::SlotAction;
@@ -143,13 +143,9 @@ impl Worker<'_> {
         path: &Path,
     ) -> Result<(usize, u64), SlotError> {
         let refused = |reason| SlotError::File { name: name.to_owned(), reason };
-        let read = || {
-            if fs::metadata(path)?.is_file() {
-                return fs::read(path);
-            }
-            Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file"))
-        };
-        let bytes = read().map_err(refused)?;
+        let mut bytes = Vec::new();
+        let mut read = || open_regular(path)?.read_to_end(&mut bytes);
+        read().map_err(refused)?;
         let head = bytes.first_chunk().ok_or(engine::Error::from(engine::NotRestored::Magic))?;
         let n_tokens = self.engine.saved_head(head)?.n_tokens;
         if n_tokens <= self.engine.max_tokens() && !self.free_blocks(n_tokens.div_ceil(KV_BLOCK)) {

@@ -4,7 +4,7 @@
 //! There is no index file. The name of a file shows that it belongs to the cache, and its contents
 //! begin with the model's fingerprint and the tokens.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -12,6 +12,7 @@ use std::time::SystemTime;
 use engine::{Engine, SAVED_HEAD};
 use gguf::Hash;
 use hal::Bytes;
+use own_file::open_own;
 
 use crate::files;
 use crate::options::{Notice, Observer};
@@ -53,6 +54,7 @@ impl DiskCache {
         observer: &Observer,
     ) -> io::Result<DiskCache> {
         files::make_folder(folder)?;
+        gguf::drop_leftovers(folder, is_name);
         let mut found = Vec::new();
         for entry in fs::read_dir(folder)? {
             let path = entry?.path();
@@ -110,7 +112,7 @@ impl DiskCache {
         self.wait_for(&self.files[file].path.clone())?;
         let spilled = &mut self.files[file];
         spilled.used = SystemTime::now();
-        let mut file = File::open(&spilled.path)?;
+        let mut file = open_own(&spilled.path)?;
         let mut bytes = Vec::with_capacity(usize::try_from(spilled.size).unwrap_or(0));
         file.by_ref().take(spilled.size).read_to_end(&mut bytes)?;
         // A later run evicts files by this time. A failure is ignored, so that a read-only folder
@@ -224,19 +226,24 @@ fn name_of(bytes: &[u8]) -> String {
     format!("{PREFIX}{:016x}{EXTENSION}", hash.finish())
 }
 
+/// Whether the cache names its files so.
+fn is_name(name: &str) -> bool {
+    let hash = name.strip_prefix(PREFIX).and_then(|name| name.strip_suffix(EXTENSION));
+    hash.is_some_and(|hash| hash.len() == 16 && hash.bytes().all(|b| b.is_ascii_hexdigit()))
+}
+
 /// Reads the header and the tokens of a file. `None` for a file of another model and for a file
 /// that is still being written.
 fn parse(path: &Path, engine: &Engine) -> Result<Option<SpilledFile>, String> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
-    if name.ends_with(files::UNFINISHED) {
+    if gguf::writer_of(&name).is_some_and(|(_, target)| is_name(target)) {
         return Ok(None);
     }
-    let hash = name.strip_prefix(PREFIX).and_then(|name| name.strip_suffix(EXTENSION));
-    if hash.is_none_or(|hash| hash.len() != 16 || !hash.bytes().all(|b| b.is_ascii_hexdigit())) {
+    if !is_name(&name) {
         return Err("not a file of the disk cache".to_owned());
     }
     let describe = |error: io::Error| error.to_string();
-    let mut file = File::open(path).map_err(describe)?;
+    let mut file = open_own(path).map_err(describe)?;
     let metadata = file.metadata().map_err(describe)?;
     let mut head = [0; SAVED_HEAD];
     file.read_exact(&mut head).map_err(describe)?;

@@ -1,6 +1,6 @@
 //! Errors of requests, in the formats of OpenAI, Anthropic and llama-server.
 
-use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value, json};
 
@@ -81,8 +81,9 @@ impl ApiError {
     }
 
     /// 405: the path does not support this method.
-    pub(crate) fn method_not_allowed() -> ApiError {
-        let message = "this path does not accept this method; /openapi.json lists its methods";
+    pub(crate) fn method_not_allowed(method: &Method) -> ApiError {
+        let message =
+            format!("this path does not accept {method}; /openapi.json lists its methods");
         ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "invalid_request_error", message)
     }
 

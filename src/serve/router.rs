@@ -116,7 +116,7 @@ pub(crate) fn router(app: App) -> Router {
         .fold(router, |router, path| router.route(path, post(openai::rerank::rerank)));
     router
         .fallback(async || ApiError::not_found("no such path; OpenAI's API is below /v1, ollama's is not supported, /openapi.json lists all paths"))
-        .method_not_allowed_fallback(async || ApiError::method_not_allowed())
+        .method_not_allowed_fallback(async |method: Method| ApiError::method_not_allowed(&method))
         .layer(middleware::from_fn_with_state(app.clone(), handle_request))
         .with_state(app)
 }

@@ -37,7 +37,7 @@ pub enum Error {
         /// Bytes that units may take.
         capacity: Bytes,
     },
-    /// Addresses or threads could not be had.
+    /// The system refused to reserve addresses or to start threads.
     #[error("cannot set up reading weights from disk: {reason}")]
     Setup {
         /// The system's message.

@@ -2,11 +2,13 @@
 
 use crate::reader::{BLOCK, Part, pages};
 
-/// Most bytes between two rows that are read together: a disk that reads 1 to 3 GB/s in large blocks
-/// and does 15,000 to 100,000 reads a second passes over that many bytes in the time of a read.
+/// Maximum number of bytes between two rows that are read together: a disk that reads 1 to 3 GB/s
+/// in large blocks and does 15,000 to 100,000 reads a second passes over that many bytes in the
+/// time of a read.
 const JOINED_GAP: u64 = 32 << 10;
 
-/// Parts of files, in the fewest reads: the number of a file and the parts that one read has.
+/// Groups parts of files into the fewest reads: for each read, the number of the file and its
+/// parts.
 pub(crate) fn join(mut parts: Vec<(usize, Part)>) -> Vec<(usize, Vec<Part>)> {
     parts.sort_unstable_by_key(|(file, part)| (*file, part.from.start));
     let mut reads: Vec<(usize, Vec<Part>)> = Vec::new();

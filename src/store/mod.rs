@@ -1,11 +1,12 @@
-//! Weights on disk of which a budgeted part is in memory: the third tier below devices and RAM.
+//! Weights on disk, of which a part within a budget is in memory: the third tier, below devices and
+//! RAM.
 //!
 //! A file's weights get a *region*: reserved addresses, as long as the file, without memory. A
-//! *unit* (an expert's rows, or a layer's matrices) is read from the file to its place in the region
-//! before it is used, and its memory moves to other units when it is evicted. So kernels read
-//! weights at fixed addresses, or where a table says, whatever else is resident, and a result cannot
-//! depend on that. Reads bypass the page cache, so that the budget covers all memory that the weights
-//! take.
+//! *unit* (an expert's rows, or a layer's matrices) is read from the file to its place in the
+//! region before it is used, and its memory moves to other units when it is evicted. So kernels
+//! read weights at fixed addresses, or where a table says, and a result cannot depend on which
+//! other units are resident. Reads bypass the page cache, so that the budget covers all memory that
+//! the weights take.
 //!
 //! `region` owns the addresses, `spare` the memory of evicted units, `places` that of evicted rows,
 //! `source` reads files, `reader` has the threads that read, `ring` the small reads on Linux, `unit`

@@ -1,8 +1,8 @@
 //! Places for rows that are units of their own.
 //!
 //! A row that is read takes the place of one that was evicted, wherever that is, and a table says
-//! where ([`hal::RowTable`]). Memory from the system and back takes longer than to read a row, and
-//! there are too many rows to move their pages (`spare`).
+//! where ([`hal::RowTable`]). Getting memory from the system and returning it takes longer than
+//! reading a row, and there are too many rows to move their pages (`spare`).
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -11,7 +11,7 @@ use hal::Bytes;
 
 use crate::reader::Backing;
 
-/// The places in the region of one file of rows with the same length, that no row has.
+/// The free places in the region of one file, for rows of the same length.
 #[derive(Debug, Default)]
 struct Free {
     /// Where places without memory begin.
@@ -20,11 +20,11 @@ struct Free {
     spare: Vec<u64>,
 }
 
-/// The places that no row has, by the number of the file and the bytes of a row.
+/// The free places, by the number of the file and the bytes of a row.
 #[derive(Debug, Default)]
 pub(crate) struct Places {
     free: HashMap<(usize, u64), Free>,
-    /// Memory of all places that no row has.
+    /// Memory of all free places.
     spare: u64,
 }
 

@@ -18,11 +18,12 @@ use crate::{Error, Result};
 
 /// Maximum bytes of one read. Larger reads are cut, so that several threads share them.
 pub(crate) const BLOCK: u64 = 1 << 20;
-/// How often a failed read is repeated: a network file system may lose its server for a moment.
+/// Number of times that a failed read is repeated: a network file system may lose its server for a
+/// moment.
 const RETRIES: u32 = 3;
 /// Pause before the first repetition; it doubles.
 const PAUSE: Duration = Duration::from_millis(10);
-/// How often a waiting caller looks at the interrupt flag.
+/// How often a waiting caller checks the interrupt flag.
 const POLL: Duration = Duration::from_millis(20);
 
 /// A file and the addresses for its bytes, and for [`MAX_PLACED`] bytes behind them.
@@ -49,7 +50,7 @@ impl Backing {
     }
 }
 
-/// The read of one unit: the jobs that are left, and the first error.
+/// The read of one unit: the number of unfinished jobs, and the first error.
 #[derive(Debug, Default)]
 pub(crate) struct Ticket {
     left: AtomicU64,
@@ -80,8 +81,8 @@ impl Part {
     }
 }
 
-/// Bytes of a file to read: either one part of any length that is in order, or several, ascending,
-/// within [`BLOCK`] bytes, which are read at once with what is between them.
+/// Bytes of a file to read: either one part of any length that is in order, or several ascending
+/// parts within [`BLOCK`] bytes, which are read at once together with the bytes between them.
 #[derive(Debug)]
 pub(crate) struct Read {
     pub(crate) backing: Backing,
@@ -212,7 +213,7 @@ impl Reader {
         None
     }
 
-    /// Orders `reads`, in this order. `ahead` reads run only when no urgent one waits.
+    /// Queues `reads`, in this order. `ahead` reads run only when no urgent read waits.
     pub(crate) fn order(&self, reads: Vec<Read>, ahead: bool) -> Arc<Ticket> {
         let ticket = Arc::new(Ticket::default());
         let mut new = Vec::new();
@@ -434,7 +435,7 @@ impl Job {
     }
 }
 
-/// The element of a list of one.
+/// The only element of a list.
 fn only<T>(list: &[T]) -> Option<&T> {
     list.first().filter(|_| list.len() == 1)
 }
@@ -490,6 +491,6 @@ pub(crate) fn read_pages(file: &dyn ReadAt, offset: u64, out: &mut [u8]) -> Resu
             }
         }
     }
-    // Only now: bytes of a change during the read are refused too.
+    // Checked after the read, so that bytes changed during it are refused too.
     if file.is_unchanged() { Ok(()) } else { Err(Error::Changed { file: file.name() }) }
 }

@@ -110,7 +110,7 @@ impl Region {
 
     /// Moves the memory of the pages `from` to the addresses at `to` of `target`, which have no
     /// memory; `from` reads as zeros afterwards. The contents are unspecified for the caller: they
-    /// are overwritten before use. Returns false, and changes nothing, if the system cannot.
+    /// are overwritten before use. If the system cannot do that, changes nothing and returns false.
     ///
     /// # Panics
     /// If a range is outside its region or is not whole pages.

@@ -1,8 +1,8 @@
 //! Small reads through io_uring: one thread keeps many of them in flight.
 //!
-//! A thread of the pool takes 13 us of a core for a read of 8 KiB, the ring 5 us, and the disk does
-//! more reads a second (docs/measurements/tiers.md). Large reads gain nothing, so the pool has
-//! those. A read that fails or is short goes to the pool too, which repeats it.
+//! A thread of the pool takes 13 us of CPU time for a read of 8 KiB, the ring 5 us, and the disk
+//! does more reads per second (docs/measurements/tiers.md). Large reads gain nothing, so the pool
+//! does them. A read that fails or is short goes to the pool too, which repeats it.
 //!
 //! All unsafe code of this file relies on one promise: a slot of `memory` is used by one read, from
 //! its submission until its completion was seen, and the ring is only dropped without reads (or
@@ -51,8 +51,8 @@ impl Ring {
         ring.works().then_some(ring)
     }
 
-    /// Whether a request that does nothing completes: a filter of system calls may allow a ring to
-    /// be made and not to be used.
+    /// Whether a request that does nothing completes: a filter of system calls may allow a program
+    /// to make a ring but not to use it.
     fn works(&mut self) -> bool {
         // SAFETY: the request has no memory.
         let pushed = unsafe { self.ring.submission().push(&opcode::Nop::new().build()) };
@@ -69,7 +69,7 @@ impl Ring {
     }
 
     /// Adds the read of `job`, of at most [`SLOT`] bytes, from the open file `file`. The ring must
-    /// not be full; a read that it does not take comes back.
+    /// not be full; a read that it does not take is returned.
     pub(crate) fn add(&mut self, job: Job, file: RawFd) -> Result<(), Job> {
         let len = job.len();
         let Some(slot) = self.free.pop_if(|_| len <= SLOT) else { return Err(job) };

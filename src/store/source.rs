@@ -3,7 +3,8 @@
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+
+use gguf::FileFacts;
 
 use crate::{Error, Result};
 
@@ -22,13 +23,14 @@ pub trait ReadAt: Send + Sync + std::fmt::Debug {
     /// The system's error.
     fn read_at(&self, out: &mut [u8], offset: u64) -> io::Result<usize>;
 
-    /// The open file, for reads past [`ReadAt::read_at`]; `None` if there must be none.
+    /// The open file, for reads that bypass [`ReadAt::read_at`]; `None` if such reads are not
+    /// allowed.
     #[cfg(target_os = "linux")]
     fn descriptor(&self) -> Option<std::os::fd::RawFd> {
         None
     }
 
-    /// Whether the file still is what it was when it was opened.
+    /// Whether the file is unchanged since it was opened.
     fn is_unchanged(&self) -> bool;
 }
 
@@ -37,20 +39,19 @@ pub trait ReadAt: Send + Sync + std::fmt::Debug {
 pub struct DirectFile {
     path: PathBuf,
     file: fs::File,
-    size: u64,
-    modified: Option<SystemTime>,
+    opened: FileFacts,
     direct: bool,
 }
 
 impl DirectFile {
-    /// Opens the file that `opened` is, at `path`, for reads past the page cache. A file system
+    /// Opens the file at `path`, which had the facts `opened`, for reads past the page cache. A file system
     /// without such reads is read through the page cache, whose pages are dropped after each read;
     /// see [`DirectFile::is_direct`].
     ///
     /// # Errors
-    /// [`Error::Read`] if the file cannot be opened; [`Error::Changed`] if `path` is no longer the
-    /// file `opened`.
-    pub fn open(path: &Path, opened: Option<&fs::File>) -> Result<DirectFile> {
+    /// [`Error::Read`] if the file cannot be opened; [`Error::Changed`] if it was written to since
+    /// it had the facts `opened`, or if another file is at `path`.
+    pub fn open(path: &Path, opened: Option<&FileFacts>) -> Result<DirectFile> {
         let failed = |reason: io::Error| Error::Read {
             file: path.display().to_string(),
             offset: 0,
@@ -60,14 +61,12 @@ impl DirectFile {
             Ok(file) => (file, true),
             Err(_) => (fs::File::open(path).map_err(failed)?, false),
         };
-        let facts = file.metadata().map_err(failed)?;
-        if let Some(opened) = opened
-            && !is_same(&facts, &opened.metadata().map_err(failed)?)
-        {
+        let now = FileFacts::new(&file.metadata().map_err(failed)?);
+        if opened.is_some_and(|opened| !opened.is_unchanged(&now)) {
             return Err(Error::Changed { file: path.display().to_string() });
         }
-        let (size, modified) = (facts.len(), facts.modified().ok());
-        Ok(DirectFile { path: path.to_owned(), file, size, modified, direct })
+        let opened = *opened.unwrap_or(&now);
+        Ok(DirectFile { path: path.to_owned(), file, opened, direct })
     }
 
     /// Whether reads bypass the page cache.
@@ -75,19 +74,6 @@ impl DirectFile {
     pub fn is_direct(&self) -> bool {
         self.direct
     }
-}
-
-#[cfg(unix)]
-fn is_same(a: &fs::Metadata, b: &fs::Metadata) -> bool {
-    use std::os::unix::fs::MetadataExt;
-    (a.dev(), a.ino()) == (b.dev(), b.ino())
-}
-
-/// Windows' number of a file is not in stable Rust.
-#[cfg(not(unix))]
-fn is_same(a: &fs::Metadata, b: &fs::Metadata) -> bool {
-    let facts = |file: &fs::Metadata| (file.len(), file.created().ok(), file.modified().ok());
-    facts(a) == facts(b)
 }
 
 #[cfg(target_os = "linux")]
@@ -123,7 +109,7 @@ impl ReadAt for DirectFile {
     }
 
     fn size(&self) -> u64 {
-        self.size
+        self.opened.size()
     }
 
     /// Reads through the page cache stay with `read_at`, which drops their pages.
@@ -149,7 +135,6 @@ impl ReadAt for DirectFile {
     }
 
     fn is_unchanged(&self) -> bool {
-        let now = self.file.metadata();
-        now.is_ok_and(|now| now.len() == self.size && now.modified().ok() == self.modified)
+        self.file.metadata().is_ok_and(|now| self.opened.is_unchanged(&FileFacts::new(&now)))
     }
 }

@@ -1,9 +1,9 @@
 //! Memory of evicted units, which moves to the addresses of the units that are read next.
 //!
-//! Memory from the system is charged, cleared and mapped page by page, which takes several times as
-//! long as to read the page. Moving it costs the kernel a *mapping* for each range that was moved,
-//! and a process may have a limited number of mappings (`vm.max_map_count`), so ranges that exceed
-//! a share of the limit are returned to the system instead.
+//! New memory from the system is accounted, cleared and mapped page by page, which takes several
+//! times as long as reading the page. Moving it costs the kernel a *mapping* for each range that
+//! was moved, and a process may have a limited number of mappings (`vm.max_map_count`), so ranges
+//! that exceed a share of the limit are returned to the system instead.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -16,7 +16,7 @@ use crate::region::{HUGE, PAGE};
 /// Mappings that Linux allows by default.
 const USUAL_MAPPINGS: usize = 65_530;
 
-/// Bytes of the shortest range that is moved to a longer one: a mapping is worth more.
+/// Bytes of the shortest range that is moved to a longer one; shorter ones are not worth a mapping.
 const LEAST: u64 = 64 << 10;
 
 /// Whole pages with memory that no unit uses.
@@ -67,8 +67,8 @@ impl SparePages {
         self.ranges.extend(own_pages(range).map(|pages| Spare { file, pages }));
     }
 
-    /// Gives spare memory to a unit's `range`, which has none yet, as far as there is some. Returns
-    /// the bytes.
+    /// Gives spare memory to a unit's `range`, which has none yet, as far as it lasts. Returns the
+    /// number of bytes.
     pub(crate) fn fill(&mut self, backings: &[Backing], file: usize, range: &Range<u64>) -> Bytes {
         let mut moved = 0;
         for pages in own_pages(range) {

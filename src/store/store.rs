@@ -19,9 +19,9 @@ use crate::stats::StoreStats;
 use crate::unit::{Piece, Place, RowMatrix, State, Unit, Units, shared_pages, whole_pages};
 use crate::{Error, Result};
 
-/// Number of calls of [`Store::order_needed`] for which look-ahead's units are not evicted: a layer
-/// has up to two, and the second one may use what was ordered before the first. An earlier eviction
-/// would wait for the read.
+/// Number of calls of [`Store::order_needed`] during which units that look-ahead requested are not
+/// evicted. A layer has up to two such calls, and the second may use units that were requested
+/// before the first. An earlier eviction would wait for the read.
 const KEPT_AHEAD: u64 = 2;
 
 /// Number of a unit.

@@ -343,7 +343,7 @@ fn files_are_read_past_the_page_cache() {
     let bytes: Vec<u8> =
         (0..9u32 << 20).map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
     std::fs::write(&path, &bytes).unwrap();
-    let opened = std::fs::File::open(&path).unwrap();
+    let opened = gguf::FileFacts::new(&path.metadata().unwrap());
     let file = crate::DirectFile::open(&path, Some(&opened)).unwrap();
     let speed = crate::measure(&file).unwrap();
     assert!(speed.bandwidth > 0.0 && speed.latency > 0.0 && speed.depth > 0);
@@ -356,6 +356,10 @@ fn files_are_read_past_the_page_cache() {
     let other = std::env::temp_dir().join(format!("thermocline-store-{}-b", std::process::id()));
     std::fs::write(&other, &bytes).unwrap();
     let error = crate::DirectFile::open(&other, Some(&opened)).unwrap_err();
+    assert!(matches!(error, Error::Changed { .. }), "{error}");
+    // Written to before it is opened here, after its header was read from a mapping.
+    std::fs::write(&path, &bytes).unwrap();
+    let error = crate::DirectFile::open(&path, Some(&opened)).unwrap_err();
     assert!(matches!(error, Error::Changed { .. }), "{error}");
     std::fs::remove_file(&path).unwrap();
     std::fs::remove_file(&other).unwrap();

@@ -120,7 +120,7 @@ fn run(file: File) -> Result<(), String> {
 #[test]
 fn hostile_keys_are_refused_or_run() {
     let _alone = ALONE.lock().unwrap();
-    within(Duration::from_secs(300), || {
+    within(Duration::from_secs(900), || {
         let begin = Instant::now();
         let fixtures = Contents::all();
         let (mut n_refused, mut n_run, mut wrong) = (0, 0, BTreeSet::new());
@@ -134,8 +134,14 @@ fn hostile_keys_are_refused_or_run() {
                     let start = Instant::now();
                     let result = catch_unwind(AssertUnwindSafe(|| run(file)));
                     let largest = LARGEST_ALLOCATION.load(Ordering::SeqCst);
-                    if start.elapsed() > MAX_TIME {
-                        wrong.insert(format!("{told}: took {:?}", start.elapsed()));
+                    // A busy machine may take as long once.
+                    let again = || {
+                        let (file, start) = (fixture.with(key, &value), Instant::now());
+                        let _ = catch_unwind(AssertUnwindSafe(|| run(file)));
+                        start.elapsed()
+                    };
+                    if start.elapsed() > MAX_TIME && again() > MAX_TIME {
+                        wrong.insert(format!("{told}: takes more than {MAX_TIME:?}"));
                     }
                     if largest > MAX_ALLOCATION {
                         wrong.insert(format!("{told}: allocates {largest} bytes"));

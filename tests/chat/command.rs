@@ -192,7 +192,9 @@ fn a_loaded_conversation_computes_only_new_tokens() {
     let third = &reports(&third)[0];
     assert_eq!(count(third, "prompt_tokens_reused") + 1, count(third, "prompt_tokens"));
 
-    for (write, says) in [(None, "No such file"), (Some("something else"), "was not saved by")] {
+    for (write, says) in
+        [(None, "No such file"), (Some("something else"), "is not a saved sequence")]
+    {
         std::fs::remove_file(&file).ok();
         write.iter().for_each(|text| std::fs::write(&file, text).unwrap());
         let failed = chat(&args, Some(&format!("/load {name}\nnever read\n")));
@@ -392,7 +394,7 @@ fn ctrl_c_while_the_next_line_is_awaited_exits_as_interrupted() {
     let mut line = String::new();
     BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
     assert!(line.trim().len() > 10, "{line:?}");
-    std::thread::sleep(Duration::from_millis(100));
+    std::thread::sleep(Duration::from_secs(1));
     let id = child.id().to_string();
     assert!(Command::new("kill").args(["-INT", &id]).status().unwrap().success());
     assert_eq!(child.wait().unwrap().code(), Some(130));

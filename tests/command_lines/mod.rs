@@ -132,6 +132,7 @@ const REFUSED: &[(&str, &str)] = &[
     ("--verion", "did you mean --version?"),
     ("-n abc", "invalid value 'abc' for --predict: must be a whole number, -2 or more"),
     ("-n -5", "must be a whole number, -2 or more"),
+    ("-c 99999999999", "for --ctx-size: the number is too large"),
     ("predictor --tokens 512", "must be a whole number from 1024 to 16777216"),
     ("--top-p 2", "invalid value 2 for --top-p: must be a number from 0 to 1"),
     ("--temp hot", "'hot' is not a number"),

@@ -16,7 +16,7 @@ const N_EMBD: u64 = 8;
 const N_VOCAB: u64 = 8;
 
 /// Tensors with distinct values.
-fn weights(shapes: &[(&str, &[u64])]) -> Vec<Weight> {
+pub(super) fn weights(shapes: &[(&str, &[u64])]) -> Vec<Weight> {
     let values = |n: usize, shape: &[u64]| {
         (0..shape.iter().product()).map(|i: u64| (i as f32 + 100.0 * n as f32) / 64.0).collect()
     };
@@ -24,7 +24,7 @@ fn weights(shapes: &[(&str, &[u64])]) -> Vec<Weight> {
     all.map(|(n, (name, shape))| ((*name).to_owned(), shape.to_vec(), values(n, shape))).collect()
 }
 
-fn with(config: &Value, more: Value) -> Value {
+pub(super) fn with(config: &Value, more: Value) -> Value {
     let mut config = config.clone();
     for (key, value) in more.as_object().unwrap() {
         config[key] = value.clone();
@@ -32,7 +32,7 @@ fn with(config: &Value, more: Value) -> Value {
     config
 }
 
-fn settings(class: &str, more: Value) -> Value {
+pub(super) fn settings(class: &str, more: Value) -> Value {
     let config = json!({
         "architectures": [class], "hidden_size": N_EMBD, "intermediate_size": 12, "num_hidden_layers": 2,
         "num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": N_VOCAB,
@@ -48,7 +48,7 @@ fn convert(config: &Value, weights: &[Weight], output: &Path) -> Result<Summary,
     conversion(folder, output.to_owned()).run(&never_stop)
 }
 
-fn converted(config: &Value, weights: &[Weight]) -> (File, Summary) {
+pub(super) fn converted(config: &Value, weights: &[Weight]) -> (File, Summary) {
     let scratch = tempfile::tempdir().unwrap();
     let output = scratch.path().join("x.gguf");
     let summary = convert(config, weights, &output).unwrap();
@@ -56,7 +56,7 @@ fn converted(config: &Value, weights: &[Weight]) -> (File, Summary) {
     (File::from_bytes_of(&output, bytes).unwrap(), summary)
 }
 
-fn refused(config: &Value, weights: &[Weight]) -> String {
+pub(super) fn refused(config: &Value, weights: &[Weight]) -> String {
     let scratch = tempfile::tempdir().unwrap();
     convert(config, weights, &scratch.path().join("x.gguf")).expect_err("refused").to_string()
 }

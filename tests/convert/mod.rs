@@ -1,11 +1,15 @@
 //! Conversion: the resulting models, rejected checkpoints, and no incomplete output files.
 
+mod deepseek4;
 mod families;
 mod files;
 mod hostile;
 mod importance;
+mod kda;
 mod lossy;
 pub(crate) mod make;
+mod own_code;
+mod quantised;
 mod settings;
 
 use std::fs;

@@ -1,21 +1,19 @@
 //! Layers of all types: recurrent families on every type of device, and layers of different sizes.
 
-use fakes::Vendor;
 use hal::{Backend, DeviceId};
 use thermocline::engine::state_bytes;
 use thermocline::gguf::{Array, TensorType, Value as GgufValue, Writer};
 use thermocline::model::Mixer;
 
+use super::on_devices::{on_cuda, on_graphics, on_rocm};
 use super::*;
-use crate::placement_is_invisible::graphics::graphics;
-use crate::placement_is_invisible::vendors::fake;
 use crate::support::Tiny;
 use crate::synthetic::forward;
 
 /// Largest allowed normalised squared error over all tokens.
 const NMSE: f64 = 1e-4;
 
-fn nmse(expected: &Logits, got: &Logits) -> f64 {
+pub(super) fn nmse(expected: &Logits, got: &Logits) -> f64 {
     assert_eq!(expected.len(), got.len());
     let square = |v: f64| v * v;
     let (mut error, mut all) = (0.0, 0.0);
@@ -32,9 +30,11 @@ fn recurrent() -> Vec<Fixture> {
     fixtures().into_iter().filter(is_recurrent).collect()
 }
 
-/// The fixtures with recurrent layers, and those of the families that share KV caches.
+/// The fixtures with recurrent layers, those of the families that share KV caches, and one with latent
+/// attention.
 fn mixed() -> Vec<Fixture> {
-    let shares = |fixture: &Fixture| ["gemma3n", "gemma4"].contains(&fixture.model.spec.name);
+    let shares =
+        |fixture: &Fixture| ["gemma3n", "gemma4", "deepseek2"].contains(&fixture.model.spec.name);
     recurrent().into_iter().chain(fixtures().into_iter().filter(shares)).collect()
 }
 
@@ -57,7 +57,7 @@ fn placements(model: &Model, n: u64) -> Vec<Placement> {
 
 fn check_mixers_on(backend: &Arc<dyn Backend>) {
     let fixtures = mixed();
-    assert_eq!(fixtures.len(), 20);
+    assert_eq!(fixtures.len(), 24);
     for fixture in fixtures {
         for placement in placements(&fixture.model, 3) {
             let device = Device::new(Arc::clone(backend), DeviceId(1), Bytes::MAX);
@@ -76,20 +76,17 @@ fn check_mixers_on(backend: &Arc<dyn Backend>) {
 
 #[test]
 fn mixers_run_on_a_graphics_device() {
-    let Some(backend) = graphics() else { return };
-    within(Duration::from_secs(500), move || check_mixers_on(&backend));
+    on_graphics(check_mixers_on);
 }
 
 #[test]
 fn mixers_run_on_a_fake_of_cuda() {
-    let Some((_, backends)) = fake(Vendor::Cuda, "cuda", 0..1) else { return };
-    within(Duration::from_secs(500), move || check_mixers_on(&backends[0]));
+    on_cuda(check_mixers_on);
 }
 
 #[test]
 fn mixers_run_on_a_fake_of_rocm() {
-    let Some((_, backends)) = fake(Vendor::Hip, "hip", 0..1) else { return };
-    within(Duration::from_secs(500), move || check_mixers_on(&backends[0]));
+    on_rocm(check_mixers_on);
 }
 
 #[test]
@@ -180,7 +177,7 @@ fn layers_of_different_sizes_are_placed_within_budgets() {
 pub(super) struct ChangedModel {
     keys: Vec<(String, GgufValue)>,
     /// Name, shape, type, bytes.
-    tensors: Vec<(String, Vec<u64>, TensorType, Vec<u8>)>,
+    pub(super) tensors: Vec<(String, Vec<u64>, TensorType, Vec<u8>)>,
 }
 
 impl ChangedModel {
@@ -208,7 +205,7 @@ impl ChangedModel {
         self
     }
 
-    fn model(&self) -> Result<Model, thermocline::model::Error> {
+    pub(super) fn model(&self) -> Result<Model, thermocline::model::Error> {
         let mut writer = Writer::new(Container::Gguf);
         for (key, value) in &self.keys {
             writer.set(key, value.clone()).unwrap();

@@ -14,14 +14,25 @@ use hal::{Bytes, Device, KvCache};
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use serde_json::Value;
-use thermocline::engine::{Engine, EngineOptions, Sparsity, Streaming};
+use thermocline::engine::{self, Engine, EngineOptions, Sparsity, Streaming};
 use thermocline::gguf::{Container, File};
 use thermocline::model::{ArchSpec, Model, ModelOptions, arch};
-use thermocline::placement::Placement;
+use thermocline::placement::{self, LayerPlacement, Placement};
 
+pub(crate) mod blocks;
+pub(crate) mod deepseek4;
 mod encoders;
+mod grovemoe;
+mod hrm_text;
+mod kda;
+mod kimi_k3;
+mod latent;
 mod layers;
+mod on_devices;
+pub(crate) mod qwen4exp;
 mod shared_kv;
+pub(crate) mod sparse;
+mod talkie;
 
 use crate::placement_is_invisible::{
     Logits, cpu_device, difference, ignore_notices, logits_of, random_placement, sim_device,
@@ -68,6 +79,12 @@ fn fixtures() -> Vec<Fixture> {
 pub(crate) fn models() -> impl Iterator<Item = (String, Arc<Model>)> {
     let decoders = fixtures().into_iter().filter(|fixture| fixture.model.hyper.causal);
     decoders.map(|fixture| (fixture.name, fixture.model))
+}
+
+/// As [`models`], and the models that tests generate.
+pub(crate) fn all_models() -> impl Iterator<Item = (String, Arc<Model>)> {
+    let of_indexers = sparse::models().chain(blocks::models()).chain(qwen4exp::models());
+    models().chain(of_indexers).chain(deepseek4::models())
 }
 
 fn fixture(path: &Path) -> Fixture {
@@ -215,6 +232,45 @@ fn streamed_neurons_do_not_change_logits() {
     });
 }
 
+/// If neurons can be exchanged, the CPU has copies of vectors that an exchange writes to.
+#[test]
+fn exchanges_between_devices_do_not_change_logits() {
+    within(LIMIT, || {
+        for (seed, fixture) in fixtures().into_iter().enumerate() {
+            let mut rng = ChaCha8Rng::seed_from_u64(seed as u64);
+            let n_layer = fixture.model.layers.len();
+            let mut split = Placement::all_on(0, n_layer);
+            split.layers[n_layer - 1] = LayerPlacement::whole(1);
+            for placement in [split, random_placement(&mut rng, &fixture.model, 2)] {
+                let run = &fixture.runs[0];
+                let options = EngineOptions {
+                    n_ctx: run.n_ctx,
+                    n_ubatch: 21,
+                    kv_formats: KvCache::both(Format::F32),
+                    adapt: true,
+                    ..EngineOptions::default()
+                };
+                let sim = sim_device(1, Bytes::MAX, Duration::ZERO..Duration::ZERO, 1).1;
+                let (model, devices) = (Arc::clone(&fixture.model), vec![cpu_device(2), sim]);
+                let given = Some(placement.clone());
+                let loaded =
+                    Engine::load(model, devices, options, given, ignore_notices(), &|_, _| {});
+                let mut engine = match loaded {
+                    // Layers that share a cache cannot be divided.
+                    Err(engine::Error::Placement(placement::Error::SharedKvCache { .. })) => {
+                        continue;
+                    }
+                    loaded => loaded.unwrap(),
+                };
+                let difference =
+                    difference(&run.logits, &logits_of(&mut engine, &run.ids, &[5, 1]));
+                let name = &fixture.name;
+                assert!(difference <= fixture.bound, "{name}: {difference} by {placement:?}");
+            }
+        }
+    });
+}
+
 /// The values of a family's fields that change what is computed, each with its field's name. Numbers
 /// are left out.
 fn traits(spec: &ArchSpec) -> Vec<String> {
@@ -254,11 +310,13 @@ fn traits(spec: &ArchSpec) -> Vec<String> {
 }
 
 /// Families that differ only in names share fixtures; `scripts/check_llama_archs` compares all of
-/// them with llama.cpp.
+/// them with llama.cpp. DeepSeek-V4 is compared with plain loops.
 #[test]
 fn every_trait_of_a_family_has_a_fixture() {
     let fixtures = fixtures();
-    let held: HashSet<String> = fixtures.iter().flat_map(|f| traits(f.model.spec)).collect();
+    let generated = deepseek4::models().map(|(_, model)| traits(model.spec));
+    let held: HashSet<String> =
+        fixtures.iter().map(|f| traits(f.model.spec)).chain(generated).flatten().collect();
     for spec in arch::ALL {
         for one in traits(spec) {
             assert!(held.contains(&one), "{}: no fixture has {one}", spec.name);

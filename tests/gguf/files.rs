@@ -84,7 +84,7 @@ fn errors_describe_unreadable_paths() {
     fs::write(path.join("b.gguf"), "").unwrap();
     check(&open_error(path), "; it contains b.gguf");
     fs::write(path.join("a.gguf"), "").unwrap();
-    check(&open_error(path), "; it contains 2 files, a.gguf to b.gguf");
+    check(&open_error(path), "; it contains 2 files, a.gguf to b.gguf: name one of them");
     check(&open_error(&path.join("a.gguf")), "is empty (0 bytes)");
 }
 

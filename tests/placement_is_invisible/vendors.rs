@@ -19,13 +19,13 @@ pub(crate) fn fake(
     static FAKES: [OnceLock<Option<Fake>>; 2] = [OnceLock::new(), OnceLock::new()];
     let load = || {
         let fake = Fake::load(vendor).map_err(|why| eprintln!("skipped: {why}")).ok()?;
-        fake.set("devices=3");
+        fake.set("devices=4");
         Some(fake)
     };
     let fake = FAKES[usize::from(vendor == Vendor::Hip)].get_or_init(load).as_ref()?;
     let (found, missing) = devices::candidates(None);
     let found: Vec<_> = found.into_iter().filter(|found| found.backend == backend).collect();
-    assert_eq!(found.len(), 3, "{missing:?}");
+    assert_eq!(found.len(), 4, "{missing:?}");
     Some((fake, found[which].iter().map(|found| found.open().unwrap()).collect()))
 }
 
@@ -78,38 +78,40 @@ fn a_wait_that_is_too_long_ends_and_the_tokens_stay_the_same() {
     let Some((fake, _)) = fake(Vendor::Cuda, "cuda", 0..0) else { return };
     within(Duration::from_secs(300), move || {
         // The card drives a display, so its waits are short; here they have no time at all.
-        fake.set("2:watchdog=1");
+        fake.set("3:watchdog=1");
         let found = cuda::devices().unwrap();
-        let notes = |options| cuda::open_with(&found[2], options).unwrap().feature_notes();
+        let notes = |options| cuda::open_with(&found[3], options).unwrap().feature_notes();
         let forced = simt::Options { graphs: Some(true), ..simt::Options::default() };
         let waits = "the device itself waits for the CPU's answers";
         // On a busy machine the probe may measure a false delay, so this tries three times.
         assert!((0..3).any(|_| notes(forced).iter().any(|note| note.contains(waits))));
         let flags = Some(true);
         let options = simt::Options { flags, wait_limit: Some(Duration::ZERO), ..forced };
-        let backend: Arc<dyn Backend> = cuda::open_with(&found[2], options).unwrap();
-        fake.set("2:watchdog=0");
+        let backend: Arc<dyn Backend> = cuda::open_with(&found[3], options).unwrap();
+        fake.set("3:watchdog=0");
         let expected = generate(&[], None);
-        let (tokens, n_timeouts) = generate_split(backend);
+        let delay = Duration::from_millis(2);
+        let (_, slow_host) = sim_device(0, Bytes::MAX, delay..delay, 0);
+        let (tokens, n_timeouts) = generate_split(slow_host, backend);
         assert_eq!((tokens, n_timeouts), (expected.clone(), 1));
         // The engine makes no call for which a driver waits while the device waits for the engine.
-        fake.set("2:blocking_calls=1");
+        fake.set("3:blocking_calls=1");
         let wait_limit = Some(Duration::from_secs(5));
         let options = simt::Options { flags, wait_limit, ..forced };
-        let (tokens, n_timeouts) =
-            generate_split(cuda::open_with(&found[2], options).unwrap() as Arc<dyn Backend>);
-        fake.set("2:blocking_calls=0");
+        let backend: Arc<dyn Backend> = cuda::open_with(&found[3], options).unwrap();
+        let (tokens, n_timeouts) = generate_split(cpu_device(2), backend);
+        fake.set("3:blocking_calls=0");
         assert_eq!((tokens, n_timeouts), (expected, 0));
     });
 }
 
-/// The tokens with every layer split between the CPU and a device, which exchange neurons, and how
+/// The tokens with every layer split between `host` and a device, which exchange neurons, and how
 /// often the device waited too long.
-fn generate_split(backend: Arc<dyn Backend>) -> (Vec<u32>, usize) {
+fn generate_split(host: Device, backend: Arc<dyn Backend>) -> (Vec<u32>, usize) {
     let model = built_in();
     let layers = vec![deal_neurons(&model, &[1, 0]); model.hyper.n_layer];
     let placement = Placement { embed: 0, head: 0, layers };
-    let devices = vec![cpu_device(2), Device::new(backend, DeviceId(1), Bytes::MAX)];
+    let devices = vec![host, Device::new(backend, DeviceId(1), Bytes::MAX)];
     let options = EngineOptions { n_ctx: 64, n_ubatch: 4, ..EngineOptions::default() };
     let said = Arc::new(std::sync::Mutex::new(Vec::new()));
     let sink = Arc::clone(&said);
@@ -184,8 +186,8 @@ fn the_hot_set_follows_on_a_rocm_fake() {
     check_hot_set(Vendor::Hip, "hip");
 }
 
-/// The last device, whose memory no other test uses.
-fn last_device(vendor: Vendor, backend: &str) -> Option<(&'static Fake, Arc<dyn Backend>)> {
+/// The third device, whose memory no other test of this vendor uses.
+fn third_device(vendor: Vendor, backend: &str) -> Option<(&'static Fake, Arc<dyn Backend>)> {
     let (fake, backends) = fake(vendor, backend, 2..3)?;
     Some((fake, backends.into_iter().next_back()?))
 }
@@ -212,7 +214,7 @@ fn generate_within(
 /// Tries budgets from 0 to the whole model, and then memory that the driver reports as free but
 /// does not allocate.
 fn check_budgets(vendor: Vendor, backend: &str) {
-    let Some((fake, backend)) = last_device(vendor, backend) else { return };
+    let Some((fake, backend)) = third_device(vendor, backend) else { return };
     within(Duration::from_secs(500), move || {
         let expected = generate(&[], None)[..].to_vec();
         let same = |words: &[u32], why: &str| assert_eq!(words, &expected[..words.len()], "{why}");

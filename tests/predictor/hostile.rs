@@ -107,8 +107,8 @@ fn mismatched_predictor_sections_are_refused() {
     check(&Contents { bias: vec![f32::NAN; N_FF], ..Contents::default() }, "NaN");
     check(&Contents { levels: [0.1, 0.05], ..Contents::default() }, "in ascending order");
     check(&Contents { levels: [f32::NAN, 0.05], ..Contents::default() }, "levels");
-    check(&Contents { layers: 3, ..Contents::default() }, "has only 3 of 4 layers");
-    check(&Contents { layers: 0, ..Contents::default() }, "has only 0 of 4 layers");
+    check(&Contents { layers: 3, ..Contents::default() }, "3 of 4 layers");
+    check(&Contents { layers: 0, ..Contents::default() }, "0 of 4 layers");
     let falling = (0..5 * ERRORS.len()).map(|i| -(i as f32)).collect();
     check(&Contents { curve: falling, ..Contents::default() }, "ascending thresholds");
     check(&Contents { curve: vec![f32::INFINITY; 5 * ERRORS.len()], ..Contents::default() }, "inf");

@@ -257,17 +257,63 @@ fn check_streamed(model: &Arc<Model>, chooser: &Chooser, tokens: &[u32]) {
     assert_eq!(there.off_cpu, there.active);
 }
 
+/// Writes a synthetic model with four experts, of which a token uses two, and opens it.
+fn experts(folder: &Path, activation: &str) -> (String, Arc<Model>) {
+    let path = folder.join("experts.gguf");
+    let file = path.to_string_lossy().into_owned();
+    let spec = format!("128x2x256x4/2*4/2:F16:{activation}");
+    let made = ["bench", "--synthetic", &spec, "--write", &file, "-p", "0", "-n", "1", "-r", "1"];
+    stdout(&thermocline(folder, &made));
+    let model = Model::from_file(gguf::File::open(&path).unwrap(), &ModelOptions::default());
+    (file, Arc::new(model.unwrap()))
+}
+
 #[test]
-fn models_with_experts_are_refused_with_the_reason() {
+fn thresholds_skip_neurons_of_experts() {
     let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("experts.gguf");
-    let file = path.to_string_lossy();
-    let spec = "128x2x256x4/2*4/2:F16:silu";
-    let made = ["bench", "--synthetic", spec, "--write", &file, "-p", "0", "-n", "1", "-r", "1"];
-    stdout(&thermocline(folder.path(), &made));
+    let (file, model) = experts(folder.path(), "silu");
+    let out = folder.path().join("learned.gguf");
+    let table = stdout(&train_predictor(folder.path(), &out, &["-m", &file]));
+    assert!(table.starts_with("layer  chosen   error"), "{table}");
+    let chooser = chooser(&out, &model);
+    assert!(matches!(&chooser.layers, Layers::Thresholds(layers) if layers.len() == 2));
+    let tokens: Vec<u32> = (1..65).map(|i| i * 37 % 256).collect();
+    let (off, all) = logits(&mut engine(&model, Sparsity::Off, None, true), &tokens);
+    let mut before = all.active;
+    for error in [0.01, 0.05, 0.2] {
+        let within = Sparsity::Within(error);
+        let (near, some) = logits(&mut engine(&model, within, Some(&chooser), true), &tokens);
+        let distance = cosine_distance(&off, &near);
+        assert!(distance < f64::from(error), "{error}: {distance}");
+        assert!(some.active < before, "{error}: {} {before}", some.active);
+        before = some.active;
+    }
+    // Half of the neurons on another device.
+    let options = EngineOptions {
+        n_ctx: 128,
+        n_ubatch: 1,
+        sparsity: Sparsity::Within(0.05),
+        chooser: Some(Arc::new(chooser.clone())),
+        ..EngineOptions::default()
+    };
+    let all =
+        vec![devices::cpu(Some(2)), sim_device(1, Bytes::MAX, Duration::ZERO..Duration::ZERO, 1).1];
+    let quiet = Arc::new(|_: &str| {});
+    let cut = Some(split(&model, Some(3)));
+    let divided = Engine::load(Arc::clone(&model), all, options, cut, quiet, &|_, _| {});
+    let (there, _) = logits(&mut divided.unwrap(), &tokens);
+    let within = Sparsity::Within(0.05);
+    let (here, _) = logits(&mut engine(&model, within, Some(&chooser), true), &tokens);
+    assert!(cosine_distance(&here, &there) < 1e-4, "{}", cosine_distance(&here, &there));
+}
+
+#[test]
+fn experts_with_exact_zeros_are_refused_with_the_reason() {
+    let folder = tempfile::tempdir().unwrap();
+    let (file, _) = experts(folder.path(), "relu");
     let output = thermocline(folder.path(), &["predictor", "-m", &file]);
     let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(!output.status.success() && stderr.contains("models with experts"), "{stderr}");
+    assert!(!output.status.success() && stderr.contains("skipped exactly"), "{stderr}");
 }
 
 #[test]
@@ -285,7 +331,7 @@ fn a_resumed_training_run_gives_the_same_bytes() {
     let mut maker = PredictorRun::new(&model, &half, &recipe, false, &NEVER).unwrap();
     layers[..2].iter().for_each(|layer| maker.add_predictor(layer.clone()).unwrap());
     let result = read(&SideFile::open(&half, &model.file).unwrap(), &model);
-    assert!(result.unwrap_err().to_string().contains("has only 2 of 4 layers"));
+    assert!(result.unwrap_err().to_string().contains("2 of 4 layers"));
     let again = train_predictor(folder.path(), &half, &short);
     assert!(String::from_utf8_lossy(&again.stderr).contains("resuming after layer 1"));
     stdout(&again);

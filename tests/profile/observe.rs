@@ -167,7 +167,9 @@ fn observed_activations_match_the_weights_of_every_family() {
                     gate.chunks_exact_mut(ffn.n_ff()).for_each(|gate| cut(gate, factor));
                 }
                 assert!(difference(&gate, &seen.gate) < bound(&ffn.up), "{}", path.display());
-                assert_eq!(seen.residual.len(), seen.x.len());
+                // Latent experts have another width than the residual.
+                let [n_residual, n_x] = [&seen.residual, &seen.x].map(Vec::len);
+                assert_eq!(n_residual * ffn.width(), n_x * model.hyper.n_embd);
                 let used = seen.weights.iter().filter(|weight| **weight != 0.0).count();
                 let expected = layer.experts().map_or(0, |experts| experts.n_used * ids.len());
                 assert_eq!(used, expected, "{}", path.display());

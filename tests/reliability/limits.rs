@@ -25,7 +25,7 @@ impl Limited {
         }
         let folder = Folder::new();
         // Threads are counted by user, so each test and each process has its own.
-        let user = 70_000 + std::process::id() % 10_000 * 8 + test;
+        let user = 20_000 + std::process::id() % 4_000 * 8 + test;
         // By another process: one that is started meanwhile would inherit the open file, and a
         // program that is open for writing cannot be executed.
         let program = env!("CARGO_BIN_EXE_thermocline");
@@ -91,7 +91,11 @@ fn few_threads_are_enough() {
         command.args(["timeout", "--preserve-status", "-s", "INT", "2", "./program"]).args(serve);
         let output = command.output().unwrap();
         let text = stderr(&output);
-        assert!(matches!(output.status.code(), Some(0 | 1)), "{limit}: {:?} {text}", output.status);
+        assert!(
+            matches!(output.status.code(), Some(0 | 1 | 130)),
+            "{limit}: {:?} {text}",
+            output.status
+        );
         assert!(!text.contains("panicked"), "{limit}: {text}");
     }
     let output = limited.run("--nproc=1", &serve);

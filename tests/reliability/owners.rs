@@ -90,3 +90,20 @@ fn a_cache_folder_where_everyone_writes_is_not_used() {
     fs::set_permissions(&cache, fs::Permissions::from_mode(0o755)).unwrap();
     assert!(!run(&folder, &[]).1.contains("is not used: every"));
 }
+
+#[test]
+fn a_link_of_another_user_is_not_followed_to_a_cache() {
+    if !may_chown() {
+        return;
+    }
+    let folder = Folder::new();
+    let cache = folder.path("xdg/thermocline");
+    fs::create_dir_all(folder.path("xdg")).unwrap();
+    fs::create_dir_all(folder.path("elsewhere")).unwrap();
+    std::os::unix::fs::symlink(folder.path("elsewhere"), &cache).unwrap();
+    assert!(!run(&folder, &[]).1.contains("is not used"), "a link of this user is followed");
+    std::os::unix::fs::lchown(&cache, Some(OTHER), None).unwrap();
+    let (code, text) = run(&folder, &[]);
+    assert_eq!(code, Some(0), "{text}");
+    assert!(text.contains("is not used: it is a symbolic link of user 54321"), "{text}");
+}

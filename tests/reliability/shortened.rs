@@ -1,6 +1,8 @@
-//! A mapped file that another process shortens: exit code 3 and a message, not a bare signal.
+//! A mapped file that another process shortens or overwrites: exit code 3 and a message, not a bare
+//! signal or an output of mixed bytes.
 
 use std::io::Read;
+use std::os::unix::fs::FileExt;
 
 use super::*;
 
@@ -8,8 +10,8 @@ use super::*;
 fn check(folder: &Folder, output: &Output, file: &str) {
     let text = stderr(output);
     assert_eq!(output.status.code(), Some(3), "{:?} {text}", output.status);
-    let error = "error: the model file was shortened or cannot be read while in use: ";
-    let line = text.lines().find(|line| line.starts_with(error));
+    let error = "the file was shortened or cannot be read while in use";
+    let line = text.lines().find(|line| line.contains(error));
     assert!(line.is_some_and(|line| line.contains(file)), "{text}");
     assert!(text.lines().any(|line| line.starts_with("help: ")), "{text}");
     assert_eq!(folder.parts(), [""; 0]);
@@ -72,10 +74,14 @@ fn during_quantize_and_merge_whose_outputs_are_removed() {
     }
 }
 
-/// The system itself reads the mapping for a large write: an error of the call, not a signal.
-#[test]
-fn during_the_copy_of_a_large_tensor() {
-    let folder = Folder::new();
+/// Changes the last byte of a file in place.
+fn overwrite(path: &Path) {
+    let file = fs::File::options().write(true).open(path).unwrap();
+    file.write_all_at(&[1], file.metadata().unwrap().len() - 1).unwrap();
+}
+
+/// The result of `merge` for a file with a large tensor, to which `change` is done meanwhile.
+fn merge_while(folder: &Folder, change: fn(&Path)) -> Output {
     let model = folder.path("large.gguf");
     let make = || {
         let mut writer = gguf::Writer::new(gguf::Container::Gguf);
@@ -86,23 +92,42 @@ fn during_the_copy_of_a_large_tensor() {
         data.finish().unwrap();
     };
     let mut tries = 0..20;
-    let output = loop {
+    loop {
         make();
         let _ = fs::remove_file(folder.path("out.gguf"));
         let mut child = folder.start(&["merge", "large.gguf", "out.gguf"]);
         wait_until("an output is begun", || {
             !folder.parts().is_empty() || child.try_wait().unwrap().is_some()
         });
-        shorten(&model);
+        change(&model);
         let output = child.wait_with_output().unwrap();
         if !output.status.success() || tries.next().is_none() {
             break output;
         }
-    };
+    }
+}
+
+/// The system itself reads the mapping for a large write: an error of the call, not a signal.
+#[test]
+fn during_the_copy_of_a_large_tensor() {
+    let folder = Folder::new();
+    let output = merge_while(&folder, shorten);
     let text = stderr(&output);
     assert_eq!(output.status.code(), Some(3), "{text}");
-    assert!(text.contains("the model file was shortened or cannot be read while in use"), "{text}");
+    assert!(text.contains("the file was shortened or cannot be read while in use"), "{text}");
     assert_eq!(folder.parts(), [""; 0]);
+}
+
+#[test]
+fn a_file_that_is_overwritten_while_it_is_copied() {
+    let folder = Folder::new();
+    let output = merge_while(&folder, overwrite);
+    let text = stderr(&output);
+    assert_eq!(output.status.code(), Some(3), "{text}");
+    assert!(text.contains("large.gguf: the file was written to while in use"), "{text}");
+    assert!(text.contains("help: start again"), "{text}");
+    assert_eq!(folder.parts(), [""; 0]);
+    assert!(!folder.path("out.gguf").exists());
 }
 
 #[test]

@@ -74,3 +74,16 @@ fn leftovers_of_dead_processes_are_removed_when_the_output_is_written_again() {
     stays.sort();
     assert_eq!(left, stays, "only an old file of this output whose writer is dead was removed");
 }
+
+#[test]
+fn a_measurement_that_is_stopped_says_so() {
+    let folder = Folder::new();
+    let bench = ["bench", "-m", "story.gguf", "-p", "4", "-n", "200", "-r", "10000"];
+    let mut child = folder.start(&bench);
+    // It prints the result of the first test, so its handlers are installed.
+    std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut [0]).unwrap();
+    kill_process(Pid::from_child(&child), Signal::INT).unwrap();
+    let output = child.wait_with_output().unwrap();
+    let text = stderr(&output);
+    assert_eq!((output.status.code(), text.contains("note: stopped")), (Some(130), true), "{text}");
+}

@@ -1,5 +1,6 @@
 //! Several sequences in one engine have the same logits as each sequence in an engine of its own.
 
+mod campaign;
 mod cuts;
 mod schedules;
 

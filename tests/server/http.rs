@@ -271,13 +271,21 @@ fn the_live_view_has_layers_and_events() {
     assert!(view["devices"][0]["used_bytes"].as_u64().unwrap() > 0);
     let server = start(config());
     let mut stream = server.client.open("GET", "/thermocline/events", None);
-    let body = json!({ "prompt": "Once upon a time", "n_predict": 50, "ignore_eos": true });
-    server.client.post("/completion", &body);
     let mut text = String::new();
-    wait_for("all tokens are reported", || {
+    let mut read = |text: &mut String| {
         let mut bytes = [0; 4096];
         let n = stream.read(&mut bytes).unwrap();
-        text += &String::from_utf8_lossy(&bytes[..n]);
+        *text += &String::from_utf8_lossy(&bytes[..n]);
+    };
+    // Tokens from before the first event are not in the events.
+    wait_for("the first event", || {
+        read(&mut text);
+        text.contains("data: ")
+    });
+    let body = json!({ "prompt": "Once upon a time", "n_predict": 50, "ignore_eos": true });
+    server.client.post("/completion", &body);
+    wait_for("all tokens are reported", || {
+        read(&mut text);
         let events = text.lines().filter_map(|line| line.strip_prefix("data: "));
         let events = events.filter_map(|data| serde_json::from_str::<Value>(data).ok());
         let n: u64 = events.map(|event| event["generated_tokens"].as_u64().unwrap()).sum();

@@ -66,8 +66,14 @@ fn fixture() -> Value {
     serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
 }
 
-/// Writes the model of `scripts/make_rank_fixture`; returns its path.
-fn reranker() -> PathBuf {
+/// The model of `scripts/make_rank_fixture`. It is written once: a second write would truncate the
+/// file while a server has it mapped.
+fn reranker() -> &'static Path {
+    static PATH: LazyLock<PathBuf> = LazyLock::new(write_reranker);
+    &PATH
+}
+
+fn write_reranker() -> PathBuf {
     let fixture = fixture();
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("reranker.gguf");
     let qwen3 = File::open(&families().join("qwen3.gguf")).unwrap();
@@ -103,7 +109,7 @@ fn scheduler(path: &Path) -> Scheduler {
 
 fn shared_reranker() -> &'static TestServer {
     static SERVER: LazyLock<TestServer> = LazyLock::new(|| {
-        TestServer::with_model(config(), SchedulerOptions::default(), Some(&reranker()))
+        TestServer::with_model(config(), SchedulerOptions::default(), Some(reranker()))
     });
     &SERVER
 }
@@ -192,7 +198,7 @@ fn jina_and_tei_requests_are_answered() {
 #[test]
 fn a_ranking_model_counts_its_tokens_and_generates() {
     // A separate server, because other tests add to the counter.
-    let server = TestServer::with_model(config(), SchedulerOptions::default(), Some(&reranker()));
+    let server = TestServer::with_model(config(), SchedulerOptions::default(), Some(reranker()));
     let client = &server.client;
     let answer = client.post("/rerank", &json!({ "query": "a", "documents": ["b", "c"] })).json();
     let n_tokens = answer["usage"]["prompt_tokens"].as_u64().unwrap();
@@ -209,7 +215,7 @@ fn a_ranking_model_counts_its_tokens_and_generates() {
 fn a_request_that_takes_too_long_ends() {
     let limits = Limits { timeout: std::time::Duration::from_millis(300), ..Limits::default() };
     let config = Config { limits, ..config() };
-    let server = TestServer::with_model(config, SchedulerOptions::default(), Some(&reranker()));
+    let server = TestServer::with_model(config, SchedulerOptions::default(), Some(reranker()));
     let documents = vec!["some words ".repeat(20); 1024];
     server.client.post("/rerank", &json!({ "query": "a", "documents": documents })).error(503);
 }

@@ -23,10 +23,10 @@ pub(crate) fn families() -> &'static Path {
         let names = fs::read_dir(&packed).unwrap().map(|entry| entry.unwrap().file_name());
         let mut known = Vec::new();
         for name in names.map(|name| name.into_string().unwrap()) {
-            if name.ends_with(".rs") {
+            let from = packed.join(&name);
+            if name.ends_with(".rs") || from.is_dir() {
                 continue;
             }
-            let from = packed.join(&name);
             let (name, bytes) = if let Some(name) = name.strip_suffix(".planes.gz") {
                 (name, unpack_planes(&from, planes::width(name)))
             } else if let Some(name) = name.strip_suffix(".gz") {

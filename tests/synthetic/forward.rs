@@ -191,7 +191,7 @@ pub(crate) fn run(model: &Model, ids: &[u32], threshold: Option<f32>) -> Measure
     let output = Matrix::new(model.output.as_ref().unwrap());
     let all: Vec<Vec<f32>> = stream
         .iter()
-        .map(|x| output.times(&normalise(x, &model.output_norm.w, hyper.eps)))
+        .map(|x| output.times(&normalise(x, &model.output_norm.as_ref().unwrap().w, hyper.eps)))
         .collect();
     let logits: Vec<f64> = all.last().unwrap().iter().copied().skip(259).map(f64::from).collect();
     let mean = logits.iter().sum::<f64>() / logits.len() as f64;

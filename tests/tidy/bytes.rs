@@ -5,10 +5,12 @@ use super::tree::Tree;
 
 /// Maximum number of bytes of a file that is not in LARGE.
 const MAX_BYTES: u64 = 1_000_000;
-/// Maximum number of bytes of a checkout without `.git`.
-const MAX_TOTAL_BYTES: u64 = 25_000_000;
+/// Maximum number of bytes of all files that are not text: models, compiled kernels, test data.
+const MAX_BINARY_BYTES: u64 = 15_000_000;
+/// Maximum number of bytes of a checkout without `.git`: the binary files, and 11.5 MB of text.
+const MAX_TOTAL_BYTES: u64 = 26_500_000;
 
-/// Limits the size of each file and of the checkout, so that generated data does not pile up.
+/// Limits the size of each file, of all binary files and of the checkout, so that generated data does not pile up.
 pub(crate) fn files_are_small(tree: &Tree) -> Vec<String> {
     let large = |(path, size): &&(String, u64)| {
         *size > MAX_BYTES && LARGE.iter().all(|(listed, _)| listed != path)
@@ -19,6 +21,11 @@ pub(crate) fn files_are_small(tree: &Tree) -> Vec<String> {
         )
     };
     let mut faults: Vec<String> = tree.sizes.iter().filter(large).map(fault).collect();
+    let binary = |(path, _): &&(String, u64)| tree.files.iter().all(|file| file.path != *path);
+    let sum: u64 = tree.sizes.iter().filter(binary).map(|(_, size)| size).sum();
+    if sum > MAX_BINARY_BYTES {
+        faults.push(format!("binary files have {sum} bytes, at most {MAX_BINARY_BYTES}"));
+    }
     let sum: u64 = tree.sizes.iter().map(|(_, size)| size).sum();
     if sum > MAX_TOTAL_BYTES {
         faults.push(format!("a checkout has {sum} bytes, at most {MAX_TOTAL_BYTES}"));

@@ -24,6 +24,9 @@ pub(crate) const SRC_CRATES: &[&str] = &[
 /// Dependencies that only one crate may have: they take longest to compile.
 pub(crate) const OWNED: &[(&str, &str)] = &[("faer", "src/learn/Cargo.toml")];
 
+/// Dependencies that only tests may have, with the reason.
+pub(crate) const TESTS_ONLY: &[(&str, &str)] = &[("hip-sys", "its build script wants ROCm")];
+
 /// Code that must not use a device.
 pub(crate) const PURE: &[&str] = &[
     "src/gguf/",
@@ -90,6 +93,7 @@ pub(crate) const UNSAFE: &[(&str, &str)] = &[
     ("backends/simt/src/pinned.rs", "pinned memory that a device shares"),
     ("backends/simt/src/stream.rs", "meets the requirements of driver calls"),
     ("backends/wgpu/src/native.rs", "free memory and the pipeline cache"),
+    ("backends/wgpu/src/radv.rs", "Mesa's null device, in tests"),
     ("tests/allocations.rs", "a counting allocator"),
     ("src/main.rs", "sets an environment variable before any thread starts"),
 ];

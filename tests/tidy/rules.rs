@@ -7,6 +7,7 @@ use super::documents::{documents, paths_exist};
 use super::lists::{
     BACKENDS, DEVICE_NAMES, HAL_NEEDS, LARGE, LONG, MAX_LINES, OWNED, PURE, SRC_CRATES, UNSAFE,
 };
+use super::locks::{fuzz_locks_the_same_versions, installing_needs_no_toolkit};
 use super::module_order::{engine_imports_go_down, engine_sizes_allocate_nothing};
 use super::tree::{Source, Tree};
 use super::words::plain_words;
@@ -19,6 +20,8 @@ pub(crate) const RULES: &[Rule] = &[
     engine_imports_go_down,
     engine_sizes_allocate_nothing,
     dependencies_have_one_owner,
+    fuzz_locks_the_same_versions,
+    installing_needs_no_toolkit,
     backends_named_once,
     backends_use_no_src_crate,
     only_commands_do_io,
@@ -72,7 +75,7 @@ fn pure_code_uses_no_device(tree: &Tree) -> Vec<String> {
 }
 
 /// The dependencies in a `Cargo.toml`: line, section and name of each.
-fn dependencies(file: &Source) -> impl Iterator<Item = (usize, &str, &str)> {
+pub(super) fn dependencies(file: &Source) -> impl Iterator<Item = (usize, &str, &str)> {
     let mut section = "";
     file.text.lines().enumerate().filter_map(move |(i, line)| {
         if line.starts_with('[') {

@@ -142,7 +142,7 @@ fn long_words_take_linear_time() {
             assert!(!tokenizer.encode(&text, true, true).expect("encodable").is_empty());
             // The limit allows for unoptimised code on a busy machine; quadratic code would take
             // hours.
-            assert!(start.elapsed() < Duration::from_secs(20), "{:?}", text.chars().next());
+            assert!(start.elapsed() < Duration::from_secs(60), "{:?}", text.chars().next());
         }
     }
 }

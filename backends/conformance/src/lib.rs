@@ -177,6 +177,40 @@ pub fn without_long_prompts() -> Vec<Case> {
     cases
 }
 
+/// Formats whose feed-forward blocks [`representative`] runs in all cases.
+const WHOLE_FORMATS: [&str; 4] = ["F32", "F16", "Q4_0", "Q6_K"];
+
+/// Feed-forward cases of the other formats: those that read the weights in another way. The lists,
+/// counts and hand-offs that the rest tests do not depend on the format.
+const OF_EVERY_FORMAT: [&str; 9] = [
+    "t1",
+    "t5",
+    "t17",
+    "t100",
+    "listed/t5",
+    "experts/t5",
+    "experts/t40",
+    "repacked/Stored/t40",
+    "repacked/Transposed/t40",
+];
+
+/// A subset of [`without_long_prompts`] in which feed-forward blocks run all cases in a few formats
+/// only. On software devices it takes about half of the time of all cases, which
+/// `scripts/check_fakes` runs.
+#[must_use]
+pub fn representative() -> Vec<Case> {
+    let mut cases = without_long_prompts();
+    cases.retain(|case| {
+        let Some(("SparseFfn", rest)) = case.name.split_once('/') else { return true };
+        let Some((format, rest)) = rest.split_once('/') else { return true };
+        let layout = rest.split_once('/').map_or("", |(_, rest)| rest);
+        WHOLE_FORMATS.contains(&format)
+            || OF_EVERY_FORMAT.contains(&layout)
+            || OF_EVERY_FORMAT.contains(&rest)
+    });
+    cases
+}
+
 /// Runs one case twice on `device`, and compares the outputs with each other and the oracle's.
 #[must_use]
 pub fn run_case(case: &Case, device: &Device) -> Outcome {

@@ -137,14 +137,20 @@ impl Model {
         }
         let cache =
             self.device.kv_cache(self.n_blocks, KvCache::both(N_KV), KvCache::both(Format::F16))?;
-        record.push(StoreKv { k, v, batch: self.batch.clone(), cache: cache.clone() })?;
+        record.push(StoreKv {
+            k,
+            v: Some(v),
+            batch: self.batch.clone(),
+            cache: cache.clone().into(),
+        })?;
         let y = self.f32s(N_EMBD)?;
         record.push(Attention {
             q,
-            cache,
+            cache: cache.into(),
             batch: self.batch.clone(),
             slopes: None,
             sinks: None,
+            selected: None,
             y: y.clone(),
             n_head: N_HEAD,
             n_head_kv: N_HEAD_KV,

@@ -6,7 +6,7 @@
 
 use std::time::Instant;
 
-use hal::op::{GatedDelta, HeadMapping, ShortConv, SsmScan};
+use hal::op::{DecayCurve, GatedDelta, HeadMapping, ShortConv, SsmScan};
 use hal::{
     Batch, BatchFacts, BatchSeq, BatchShape, BatchToken, Bytes, Device, DeviceId, KV_BLOCK, Op,
     Operand, Result, Tensor,
@@ -84,6 +84,7 @@ impl Step {
             n_head_k: N_HEAD_K,
             n_head_v: N_HEAD_V,
             heads: HeadMapping::Modulo,
+            curve: DecayCurve::Softplus,
             scale: 0.1,
         }
         .into())

@@ -98,6 +98,7 @@ impl CpuBackend {
         let info = DeviceInfo {
             name: "CPU".to_owned(),
             description: format!("{processor}, {} threads, {level}", active[0]),
+            remark: None,
             kind: DeviceKind::Cpu,
             max_binding: Bytes::MAX,
             hand_off: false,

@@ -69,7 +69,7 @@ fn two_nodes_pass_the_suite() {
         assert!(notices.lock().unwrap().len() <= 1);
         Device::new(backend, DeviceId(number), Bytes::MAX)
     });
-    let report = conformance::run_in_parallel(&devices, &conformance::without_long_prompts());
+    let report = conformance::run_in_parallel(&devices, &conformance::representative());
     assert_eq!(report.n_failed(), 0, "\n{report}");
 }
 

@@ -13,6 +13,7 @@ mod prefetch;
 mod program;
 mod queue;
 pub mod reference;
+mod sync;
 mod thread_plan;
 mod thread_pool;
 mod topology;

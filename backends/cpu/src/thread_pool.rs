@@ -14,17 +14,22 @@
 //!
 //! Idle workers spin for a few microseconds, then yield, then park: when another program uses the
 //! core, longer spinning costs far more than waking up.
+//!
+//! `loom/` compiles this file against loom's [`sync`](crate::sync) and explores its interleavings.
 
 use std::any::Any;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::thread::{self, JoinHandle};
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crate::affinity::BoundThread;
+use crate::sync::{
+    Arc, AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Condvar, JoinHandle, Mutex, SPINS, fence,
+    store_word, thread,
+};
 use crate::thread_plan::CpuBinding;
 
 #[derive(Clone, Copy, Debug)]
@@ -124,15 +129,23 @@ impl Ticket {
 }
 
 /// A value on its own cache line, to avoid false sharing.
-#[derive(Default)]
 #[repr(align(128))]
 struct CacheAligned<T>(T);
 
 /// Number of parked threads, and the condition variable that wakes them.
-#[derive(Default)]
+///
+/// A thread that publishes work stores tickets, then reads `sleepers`. A thread that parks changes
+/// `sleepers`, then reads tickets. With a sequentially consistent fence between the two accesses of
+/// each, one of the threads sees what the other one wrote.
 struct Parking {
     sleepers: AtomicUsize,
     wake: Condvar,
+}
+
+impl Parking {
+    fn new() -> Parking {
+        Parking { sleepers: AtomicUsize::new(0), wake: Condvar::new() }
+    }
 }
 
 struct PoolState {
@@ -179,16 +192,16 @@ impl ThreadPool {
         let shared = Arc::new(PoolState {
             tickets: (0..n_nodes).map(ticket).collect(),
             open: AtomicUsize::new(NO_PHASE),
-            left: CacheAligned::default(),
+            left: CacheAligned(AtomicUsize::new(0)),
             n_active: AtomicUsize::new(bindings.len()),
             job: AtomicPtr::new(null_mut()),
             failed: AtomicBool::new(false),
             failure: Mutex::new(None),
             stop: AtomicBool::new(false),
             gate: Mutex::new(()),
-            workers: Parking::default(),
+            workers: Parking::new(),
             spare: Condvar::new(),
-            caller: Parking::default(),
+            caller: Parking::new(),
             idle_times,
         });
         let start = |(worker, binding): (usize, &CpuBinding)| {
@@ -252,7 +265,7 @@ impl Drop for ThreadPool {
 
 impl PoolState {
     fn ticket(&self, node: usize) -> Ticket {
-        Ticket(self.tickets[node].0.load(Ordering::SeqCst))
+        Ticket(self.tickets[node].0.load(Ordering::Acquire))
     }
 
     fn has_work(&self) -> bool {
@@ -277,9 +290,10 @@ impl PoolState {
         let spare = || worker >= self.n_active.load(Ordering::SeqCst);
         while !stop() {
             if spare() {
-                let gate = self.gate.lock().unwrap_or_else(PoisonError::into_inner);
-                let asleep = self.spare.wait_while(gate, |()| spare() && !stop());
-                drop(asleep.unwrap_or_else(PoisonError::into_inner));
+                let mut gate = self.gate.lock().unwrap_or_else(PoisonError::into_inner);
+                while spare() && !stop() {
+                    gate = self.spare.wait(gate).unwrap_or_else(PoisonError::into_inner);
+                }
                 continue;
             }
             self.run_chunks(worker, node);
@@ -385,13 +399,12 @@ impl PoolState {
         self.left.0.store(chunks + hold, Ordering::Release);
         for (node, ticket) in self.tickets.iter().enumerate() {
             let ours = Ticket::new(phase, node_range(chunks, node, n_nodes));
-            // Sequentially consistent, like the counter and the check of a parking thread: either
-            // this thread sees the parked thread, or the parking thread sees the ticket.
-            ticket.0.store(ours.0, Ordering::SeqCst);
+            store_word(&ticket.0, ours.0);
         }
         if hold > 0 {
             self.open.store(phase, Ordering::Release);
         }
+        fence(Ordering::SeqCst);
         self.wake_caller();
         self.wake_workers(chunks - 1);
         hold > 0 && self.left.0.fetch_sub(hold, Ordering::AcqRel) == hold
@@ -399,19 +412,21 @@ impl PoolState {
 
     fn end_region(&self) {
         self.open.store(NO_PHASE, Ordering::Release);
-        self.tickets[0].0.store(Ticket::END.0, Ordering::SeqCst);
+        store_word(&self.tickets[0].0, Ticket::END.0);
+        fence(Ordering::SeqCst);
         self.wake_caller();
     }
 
+    /// Call this after a fence, like `wake_workers`: see [`Parking`].
     fn wake_caller(&self) {
-        if self.caller.sleepers.load(Ordering::SeqCst) > 0 {
+        if self.caller.sleepers.load(Ordering::Relaxed) > 0 {
             drop(self.gate.lock().unwrap_or_else(PoisonError::into_inner));
             self.caller.wake.notify_one();
         }
     }
 
     fn wake_workers(&self, at_most: usize) {
-        let sleepers = self.workers.sleepers.load(Ordering::SeqCst);
+        let sleepers = self.workers.sleepers.load(Ordering::Relaxed);
         if sleepers == 0 || at_most == 0 {
             return;
         }
@@ -432,7 +447,7 @@ impl PoolState {
     fn wait(&self, parking: &Parking, ready: &dyn Fn() -> bool) {
         let start = Instant::now();
         loop {
-            for _ in 0..16 {
+            for _ in 0..SPINS {
                 if ready() {
                     return;
                 }
@@ -450,11 +465,12 @@ impl PoolState {
 
     fn park(&self, parking: &Parking, ready: &dyn Fn() -> bool) {
         let mut gate = self.gate.lock().unwrap_or_else(PoisonError::into_inner);
-        parking.sleepers.fetch_add(1, Ordering::SeqCst);
+        parking.sleepers.fetch_add(1, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
         while !ready() {
             gate = parking.wake.wait(gate).unwrap_or_else(PoisonError::into_inner);
         }
-        parking.sleepers.fetch_sub(1, Ordering::SeqCst);
+        parking.sleepers.fetch_sub(1, Ordering::Relaxed);
         drop(gate);
     }
 }

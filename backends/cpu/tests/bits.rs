@@ -2,8 +2,8 @@
 
 use hal::format::Format;
 use hal::op::{
-    Activation, Attention, Down, FfnKind, GatedDelta, GetRows, HeadMapping, MatMul, NEVER_DENSE,
-    Norm, NormKind, Pairing, Rope, ShortConv, Skip, SparseFfn, SsmScan, StoreKv,
+    Activation, Attention, DecayCurve, Down, FfnKind, GatedDelta, GetRows, HeadMapping, MatMul,
+    NEVER_DENSE, Norm, NormKind, Pairing, Rope, ShortConv, Skip, SparseFfn, SsmScan, StoreKv,
 };
 use hal::{
     Batch, BatchFacts, BatchSeq, BatchShape, BatchToken, Bytes, Device, DeviceId, HostRows,
@@ -95,13 +95,19 @@ impl Layer {
                 scale: 1.0,
             })?;
         }
-        record.push(StoreKv { k, v, batch: batch.clone(), cache: cache.clone() })?;
+        record.push(StoreKv {
+            k,
+            v: Some(v),
+            batch: batch.clone(),
+            cache: cache.clone().into(),
+        })?;
         record.push(Attention {
             q,
-            cache: cache.clone(),
+            cache: cache.clone().into(),
             batch: batch.clone(),
             slopes: None,
             sinks: None,
+            selected: None,
             y: att.clone(),
             n_head: N_HEAD,
             n_head_kv: N_HEAD_KV,
@@ -300,6 +306,7 @@ fn recurrent(threads: usize) -> Result<Vec<u32>> {
         n_head_k: n_head,
         n_head_v: n_head,
         heads: HeadMapping::Modulo,
+        curve: DecayCurve::Softplus,
         scale: 1.0,
     })?;
     record.push(SsmScan {

@@ -106,6 +106,16 @@ fn gains_from_float_mma(capability: (c_int, c_int)) -> bool {
     matches!(capability, (8, 0) | (9, _) | (10, _))
 }
 
+/// What memory with a clock in kHz and a bus of this many bits, at two transfers per cycle, transfers in
+/// the time of a short launch, but at most a quarter of the L2 cache: two launches may prefetch one
+/// weight.
+fn prefetch_bytes(clock_khz: u32, bus_bits: u32, l2_bytes: u32) -> u64 {
+    /// Microseconds of a launch in a graph with little work.
+    const SHORT_LAUNCH: u64 = 3;
+    let bytes_per_ms = u64::from(clock_khz) * 2 * u64::from(bus_bits) / 8;
+    (bytes_per_ms * SHORT_LAUNCH / 1000).min(u64::from(l2_bytes) / 4)
+}
+
 fn describe(library: &Library, ordinal: c_int) -> Result<FoundDevice, LibraryError> {
     let device = library.device(ordinal)?;
     let memory = Bytes(library.total(device)?);
@@ -139,6 +149,11 @@ fn facts(library: &Library, device: c_int, found: &FoundDevice) -> Result<Facts,
         shared: query(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK)?,
         mma: true,
         mma_floats: gains_from_float_mma(capability(library, device)?),
+        prefetch: prefetch_bytes(
+            query(Attribute::CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE)?,
+            query(Attribute::CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH)?,
+            query(Attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)?,
+        ),
         watchdog: query(Attribute::CU_DEVICE_ATTRIBUTE_KERNEL_EXEC_TIMEOUT)? != 0,
     })
 }
@@ -146,6 +161,15 @@ fn facts(library: &Library, device: c_int, found: &FoundDevice) -> Result<Facts,
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn prefetches_are_bounded_by_memory_and_by_the_cache() {
+        // An RTX 4090: 10501 MHz, 384 bits, 72 MiB.
+        assert_eq!(prefetch_bytes(10_501_000, 384, 72 << 20), 3_024_288);
+        // An RTX 2060: 7001 MHz, 192 bits, 3 MiB.
+        assert_eq!(prefetch_bytes(7_001_000, 192, 3 << 20), 3 << 18);
+        assert_eq!(prefetch_bytes(0, 384, 72 << 20), 0);
+    }
 
     #[test]
     fn server_cards_gain_from_float_mma() {

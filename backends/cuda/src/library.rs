@@ -55,7 +55,8 @@ impl Library {
         // SAFETY: loading a library runs its code; the library under these names in the system's
         // folders is the driver.
         let file = NAMES.iter().find_map(|name| unsafe { File::new(*name) }.ok());
-        let file = file.ok_or(LibraryError::Library { name: NAMES[0] })?;
+        let file =
+            file.ok_or(LibraryError::Library { name: NAMES[0], package: "NVIDIA's driver" })?;
         // Never unloaded, because the driver's threads may still run its code.
         let file: &'static File = Box::leak(Box::new(file));
         let init: Function<unsafe extern "C" fn(c_uint) -> c_int> = find(file, "cuInit")?;

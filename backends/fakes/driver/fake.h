@@ -47,6 +47,8 @@ struct Settings {
     uint64_t memory = uint64_t(4) << 30;
     /// Bytes of `memory` that are reported as free but cannot be allocated.
     uint64_t hidden = 0;
+    /// Allocations of at least 1 MiB take multiples of this many bytes.
+    uint64_t granule = 512;
     /// Seed of the order of lanes, waves and blocks; 0 for sequential order.
     uint64_t seed = 1;
     /// Delay before each work item.
@@ -91,6 +93,8 @@ struct Library {
     std::string wrong_unit;
     /// Folder to which launches are written; empty for none.
     std::string record;
+    /// File to which a line for each launch is appended; empty for none.
+    std::string log;
 };
 
 struct Stream;
@@ -139,6 +143,8 @@ enum class Kind { Device, Pinned };
 struct Allocation {
     uintptr_t at;
     size_t len;
+    /// Bytes that it takes of the device's memory.
+    size_t booked;
     Kind kind;
     Device* device;
     /// The whole mapping, with guard pages before and after.

@@ -52,11 +52,12 @@ bool is_poison(uintptr_t at, size_t len) {
 int allocate(Device& device, Kind kind, size_t len, uintptr_t* at) {
     if (len == 0) return INVALID_VALUE;
     // As on devices, sizes are rounded up. A size that overflows counts as out of memory.
-    const size_t step = 512;
     if (len > SIZE_MAX / 2) return OUT_OF_MEMORY;
-    const size_t booked = kind == Kind::Device ? round_up(len, step) : 0;
+    size_t booked = 0;
     {
         std::lock_guard<std::mutex> lock(device.mutex);
+        const size_t step = len < (size_t(1) << 20) ? 512 : size_t(device.settings.granule);
+        if (kind == Kind::Device) booked = round_up(len, step);
         const uint64_t reported = device.settings.memory, hidden = device.settings.hidden;
         const uint64_t available = hidden < reported ? reported - hidden : 0;
         if (booked > available || device.used > available - booked) return OUT_OF_MEMORY;
@@ -84,7 +85,7 @@ int allocate(Device& device, Kind kind, size_t len, uintptr_t* at) {
     if (n_poisoned < len) poison(start + (len - MAX_POISONED) / 4 * 4, MAX_POISONED);
     poison(start + round_up(len, 4), round_up(len, 256) - round_up(len, 4));
     std::lock_guard<std::mutex> lock(memory().mutex);
-    memory().live[start] = {start, len, kind, &device, mapped, outer};
+    memory().live[start] = {start, len, booked, kind, &device, mapped, outer};
     *at = start;
     return SUCCESS;
 }
@@ -116,7 +117,7 @@ int free_memory(Kind kind, uintptr_t at) {
     }
     if (freed.kind == Kind::Device) {
         std::lock_guard<std::mutex> lock(freed.device->mutex);
-        freed.device->used -= round_up(freed.len, 512);
+        freed.device->used -= freed.booked;
     }
     if (!intact) {
         freed.device->lose(ILLEGAL_ADDRESS, "a write outside of an allocation of " + std::to_string(freed.len) + " bytes");

@@ -276,6 +276,15 @@ namespace {
 
 /// Writes a launch, and the allocations that its arguments point to, to a file for
 /// scripts/check_kernels_asan. Words are little-endian.
+void log_launch(const std::string& path, const std::string& name, shim::Index grid, shim::Index block) {
+    static std::mutex mutex;
+    std::lock_guard<std::mutex> lock(mutex);
+    FILE* file = fopen(path.c_str(), "a");
+    if (file == nullptr) return;
+    fprintf(file, "%s %u %u %u %u\n", name.c_str(), grid.x, grid.y, grid.z, block.x);
+    fclose(file);
+}
+
 void write_launch(const std::string& folder, const shim::Kernel& kernel, const shim::Launch& l, void** params) {
     static std::mutex mutex;
     static std::map<std::string, unsigned> written;
@@ -365,6 +374,7 @@ int launch(Stream& stream, Function& function, shim::Index grid, shim::Index blo
             device.lose(int(lost_code), "the setting lost_after");
             return int(lost_code);
         }
+        if (!world().library.log.empty()) log_launch(world().library.log, name, grid, block);
         std::vector<void*> pointers;
         for (uint64_t& value : *values) pointers.push_back(&value);
         const uint64_t order = seed == 0 ? 0 : (seed << 32 | (number & 0xffffffffu)) | uint64_t(1) << 63;

@@ -48,6 +48,7 @@ bool World::set(Device* device, const std::string& key, const std::string& text)
         if (key == "arch") return library.arch = text, true;
         if (key == "wrong_unit") return library.wrong_unit = text, true;
         if (key == "record") return library.record = text, true;
+        if (key == "log") return library.log = text, true;
     }
     char* end = nullptr;
     const uint64_t value = strtoull(text.c_str(), &end, 10);
@@ -72,6 +73,7 @@ bool World::set(Device* device, const std::string& key, const std::string& text)
     Settings& s = device->settings;
     if (key == "memory") return s.memory = value, true;
     if (key == "hidden") return s.hidden = value, true;
+    if (key == "granule" && value > 0) return s.granule = value, true;
     if (key == "seed") return s.seed = value, true;
     if (key == "delay_us") return s.delay_us = value, true;
     if (key == "refuse_code") return s.refuse_code = value, true;

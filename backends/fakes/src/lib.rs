@@ -131,11 +131,12 @@ impl Fake {
     /// (HIP), `refuse_compiling` (1: hiprtc rejects every program), `crash_compiling` (1: hiprtc ends its
     /// process), `wrong_unit` (a kernel file whose
     /// kernels read wrong lanes and multiply matrices wrongly), `record` (folder to which launches
-    /// are written).
+    /// are written), `log` (file to which each launch appends a line: kernel, three sizes of the grid,
+    /// threads per block).
     ///
     /// Keys for devices:
     /// - `memory` (bytes), `hidden` (bytes of `memory` that are reported as free but cannot be
-    ///   allocated), `units` (number of multiprocessors), `integrated` (0 or 1), `watchdog` (0 or
+    ///   allocated), `granule` (allocations of 1 MiB and more take multiples of this), `units` (number of multiprocessors), `integrated` (0 or 1), `watchdog` (0 or
     ///   1), `major` and `minor` (compute capability);
     /// - `seed` (seed of the order of lanes; 0 for sequential order), `delay_us` (delay before
     ///   each work item), `wrong_matrix` (1: matrix instructions give wrong results);

@@ -242,7 +242,7 @@ pub fn avoids_bad_graphs(open: Open<'_>, fake: &Fake) {
     let with_graphs = Options { graphs: Some(true), ..Options::default() };
     let reports = |options, remark: &str| {
         let device = device(open, FAULTY_DEVICE, options);
-        let found = device.info().description.contains(remark);
+        let found = device.info().described().contains(remark);
         let report = conformance::run_matching(&device, "HandOff");
         assert_eq!(report.n_failed(), 0, "\n{report}");
         found
@@ -285,6 +285,28 @@ pub fn runs_out_of_memory(open: Open<'_>, fake: &Fake) {
     assert!(device.alloc("second", desc(2)).is_err());
     drop(kept);
     device.alloc("second", desc(4)).expect("freed memory can be allocated again");
+    fake.set("2:reset=1");
+    drop(device);
+    counts_whole_pages(open, fake);
+}
+
+/// The ledger has what the driver takes, if that is whole pages.
+fn counts_whole_pages(open: Open<'_>, fake: &Fake) {
+    for granule in [512, 2 << 20] {
+        fake.set(&format!("2:granule={granule}"));
+        let device = device(open, 2, Options::default());
+        let taken = || (device.ledger().used().0, fake.count(2, "used"));
+        let before = taken();
+        let sizes = [100, 1 << 18, (1 << 19) + 64, (2 << 20) - 64];
+        let desc = |n: usize| TensorDesc::new(1, n, Format::F32);
+        let tensors = sizes.map(|n| device.alloc("a tensor", desc(n)).expect("it fits"));
+        let after = taken();
+        let [counted, used] = [after.0 - before.0, after.1 - before.1];
+        // The fake rounds to 512 bytes what the backend rounds to 256.
+        assert!(used - counted <= 4 * 256, "{granule}: {counted} bytes counted, {used} taken");
+        drop(tensors);
+        assert_eq!(taken(), before);
+    }
     fake.set("2:reset=1");
 }
 

@@ -33,6 +33,9 @@ pub struct DeviceInfo {
     pub name: String,
     /// The name that the driver reports.
     pub description: String,
+    /// Why work is submitted in a slower way than usual, as measured when the device was opened: a
+    /// busy machine may cause it, so it can differ from one start to the next.
+    pub remark: Option<&'static str>,
     /// Class of the device.
     pub kind: DeviceKind,
     /// Largest size of one tensor. [`Backend::plan`] says whether a given op can read a tensor of
@@ -41,6 +44,15 @@ pub struct DeviceInfo {
     /// Whether its programs may contain `Post` and `Merge`, which split a layer's neurons between
     /// this device and the host.
     pub hand_off: bool,
+}
+
+impl DeviceInfo {
+    /// The description with the remark.
+    #[must_use]
+    pub fn described(&self) -> String {
+        let Self { description, remark, .. } = self;
+        remark.map_or_else(|| description.clone(), |remark| format!("{description}; {remark}"))
+    }
 }
 
 /// Memory of a device at the time of the call.

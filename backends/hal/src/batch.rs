@@ -293,3 +293,36 @@ impl<T> KvCache<T> {
         KvCache { k: f(&self.k), v: f(&self.v) }
     }
 }
+
+/// The rows of one layer's paged KV cache, as ops read and write them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct KvRows<T> {
+    /// Keys, `[n_blocks * KV_BLOCK, n_head_kv * d_head]`.
+    pub k: T,
+    /// Values, `[n_blocks * KV_BLOCK, n_head_kv * d_value]`; `None` if a value is the first values of
+    /// its key, which a cache with one KV head allows (absorbed latent attention).
+    pub v: Option<T>,
+}
+
+impl<T> KvRows<T> {
+    /// The rows that hold the values.
+    pub fn values(&self) -> &T {
+        self.v.as_ref().unwrap_or(&self.k)
+    }
+
+    /// The tensors of the cache, each once.
+    pub fn tensors(&self) -> impl Iterator<Item = &T> {
+        [&self.k].into_iter().chain(&self.v)
+    }
+
+    /// The same rows with operands of another type.
+    pub fn map<U>(&self, f: &mut dyn FnMut(&T) -> U) -> KvRows<U> {
+        KvRows { k: f(&self.k), v: self.v.as_ref().map(f) }
+    }
+}
+
+impl<T> From<KvCache<T>> for KvRows<T> {
+    fn from(cache: KvCache<T>) -> KvRows<T> {
+        KvRows { k: cache.k, v: Some(cache.v) }
+    }
+}

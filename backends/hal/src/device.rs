@@ -9,9 +9,9 @@ use crate::format::Format;
 use crate::program::Recorder;
 use crate::tensor::Buffer;
 use crate::{
-    Backend, Batch, BatchShape, Bytes, DeviceInfo, Error, HostRows, KV_BLOCK, KvCache, Ledger,
-    MailboxShape, MemoryReport, OpDesc, PackDesc, Plan, Queue, RawMailbox, Reservation, Result,
-    RowSet, RowTable, SharedBytes, Source, Staging, StoredPack, Tensor, TensorDesc,
+    Backend, Batch, BatchShape, Bytes, DeviceInfo, Error, HostRows, KV_BLOCK, KvCache, KvRows,
+    Ledger, MailboxShape, MemoryReport, OpDesc, PackDesc, Plan, Queue, RawMailbox, Reservation,
+    Result, RowSet, RowTable, SharedBytes, Source, Staging, StoredPack, Tensor, TensorDesc,
 };
 
 /// Identifies a device by its index in the engine's device list.
@@ -331,10 +331,27 @@ impl Device {
         n_cols: KvCache<usize>,
         formats: KvCache<Format>,
     ) -> Result<KvCache<Tensor>> {
-        let half = |n_cols, format| {
-            self.alloc("KV cache", TensorDesc::new(n_blocks * KV_BLOCK, n_cols, format))
-        };
+        let half = |n_cols, format| self.cache_half(n_blocks, n_cols, format);
         Ok(KvCache { k: half(n_cols.k, formats.k)?, v: half(n_cols.v, formats.v)? })
+    }
+
+    /// [`Device::kv_cache`], possibly without rows of values.
+    ///
+    /// # Errors
+    /// See [`Device::alloc`].
+    pub fn kv_rows(
+        &self,
+        n_blocks: usize,
+        n_cols: KvRows<usize>,
+        formats: KvCache<Format>,
+    ) -> Result<KvRows<Tensor>> {
+        let half = |n_cols, format| self.cache_half(n_blocks, n_cols, format);
+        let v = n_cols.v.map(|n_cols| half(n_cols, formats.v)).transpose()?;
+        Ok(KvRows { k: half(n_cols.k, formats.k)?, v })
+    }
+
+    fn cache_half(&self, n_blocks: usize, n_cols: usize, format: Format) -> Result<Tensor> {
+        self.alloc("KV cache", TensorDesc::new(n_blocks * KV_BLOCK, n_cols, format))
     }
 
     /// A list of up to `capacity` rows for up to `max_tokens` tokens.

@@ -32,7 +32,8 @@ pub use backend::{
     RawMailbox, RawProgram, RawRun, RawTransfer, StoredPack,
 };
 pub use batch::{
-    Batch, BatchFacts, BatchSeq, BatchShape, BatchToken, BatchView, KV_BLOCK, KvCache, NO_SEQUENCE,
+    Batch, BatchFacts, BatchSeq, BatchShape, BatchToken, BatchView, KV_BLOCK, KvCache, KvRows,
+    NO_SEQUENCE,
 };
 pub use device::{Device, DeviceId, Mailbox};
 pub use error::{Error, Result};

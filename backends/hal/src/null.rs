@@ -28,6 +28,7 @@ impl Default for NullBackend {
         let info = DeviceInfo {
             name: "NULL".to_owned(),
             description: "does nothing".to_owned(),
+            remark: None,
             kind: DeviceKind::Simulated,
             max_binding: Bytes::MAX,
             hand_off: true,
@@ -45,6 +46,7 @@ impl NullBackend {
         let info = DeviceInfo {
             name: name.to_owned(),
             description: "assumed, not present".to_owned(),
+            remark: None,
             kind: DeviceKind::Discrete,
             max_binding: Bytes::MAX,
             hand_off: true,

@@ -5,8 +5,12 @@ use std::hash::{BuildHasher, RandomState};
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
+use own_file::read_own;
+
 /// First bytes of a cache file; changes with its format.
 const MAGIC: &[u8; 8] = b"tclhip01";
+/// Larger files are not read; a kernel file has up to some MB.
+const MAX_CODE: u64 = 1 << 28;
 
 /// Location of the cached code of a unit.
 #[derive(Clone, Debug)]
@@ -27,7 +31,7 @@ impl CachedCode {
 
     /// The cached code, if an intact file with this key exists.
     pub(crate) fn read(&self) -> Option<Vec<u8>> {
-        let mut bytes = fs::read(&self.path).ok()?;
+        let mut bytes = read_own(&self.path, MAX_CODE).ok()?;
         let head = bytes.get(..24)?;
         let word = |at: usize| head[at..at + 8].try_into().ok().map(u64::from_le_bytes);
         let is_ours = head[..8] == MAGIC[..] && word(8) == Some(self.key);

@@ -172,6 +172,8 @@ fn facts(library: &Library, found: &FoundDevice, arch: &str) -> Result<Facts, Li
         shared: query(Attribute::MaxSharedMemoryPerBlock)?,
         mma: has_matrix_units(arch),
         mma_floats: false,
+        // No instruction before gfx12 reads into the L2 cache alone.
+        prefetch: 0,
         watchdog: query(Attribute::KernelExecTimeout)? != 0,
     })
 }

@@ -1,12 +1,14 @@
 //! Compiles kernels in a child process: ROCm's compiler ends its process if it does not know an
-//! architecture (5.2), and a bug in it must not end the program that generates a text. Several
-//! children also compile at once, which the compiler in one process cannot.
+//! architecture (5.2), and a bug in it must neither end the program that generates a text nor stop it
+//! for ever. Several children also compile at once, which the compiler in one process cannot.
 
 use std::fmt;
 use std::io::{self, Read, Write};
 use std::path::PathBuf;
-use std::process::{Command, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use hal::{Error, Result};
 
@@ -44,12 +46,26 @@ const MAGIC: &[u8] = b"\0tclrtc1\0";
 const MAX_PART: u32 = 16 << 20;
 /// Most parts of a request.
 const MAX_PARTS: u32 = 256;
+/// How long a compilation may take: usually it takes 0.3 to 3 s.
+const TIME_LIMIT: Duration = Duration::from_secs(300);
+/// Pause between two looks whether a child has ended.
+const PAUSE: Duration = Duration::from_millis(5);
 
 /// Compiles `source` in a child of `helper`.
 ///
 /// # Errors
 /// [`Error::Driver`]: that of the compiler, or how the child ended.
 pub(crate) fn compile(
+    helper: &(PathBuf, &'static str),
+    suffix: &str,
+    source: &Source,
+    options: &[String],
+) -> Result<Vec<u8>> {
+    compile_within(TIME_LIMIT, helper, suffix, source, options)
+}
+
+fn compile_within(
+    limit: Duration,
     (program, argument): &(PathBuf, &'static str),
     suffix: &str,
     source: &Source,
@@ -62,8 +78,12 @@ pub(crate) fn compile(
         code,
         message,
     };
-    let (status, output) = run_child(program, argument, &parts)
-        .map_err(|error| failed(0, format!("the compiler's process: {error}")))?;
+    let ended = run_child(program, argument, &parts, limit);
+    let ended = ended.map_err(|error| failed(0, format!("the compiler's process: {error}")))?;
+    let Some((status, output)) = ended else {
+        let limit = limit.as_secs();
+        return Err(failed(0, format!("ROCm's compiler did not end within {limit} s")));
+    };
     let answer = output.windows(MAGIC.len()).position(|window| window == MAGIC);
     let answer = answer.map(|at| &output[at + MAGIC.len()..]).filter(|_| status.success());
     match answer.and_then(<[u8]>::split_first) {
@@ -73,26 +93,56 @@ pub(crate) fn compile(
     }
 }
 
+/// How the child ended, and its output; `None` if it was killed at the time limit.
 fn run_child(
     program: &PathBuf,
     argument: &str,
     parts: &[&str],
-) -> io::Result<(ExitStatus, Vec<u8>)> {
+    limit: Duration,
+) -> io::Result<Option<(ExitStatus, Vec<u8>)>> {
     let mut command = Command::new(program);
     command.arg(argument).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
     let mut child = command.spawn()?;
-    if let Some(mut input) = child.stdin.take() {
-        let mut request = Vec::new();
-        request.extend_from_slice(&(parts.len() as u32).to_le_bytes());
-        for part in parts {
-            request.extend_from_slice(&(part.len() as u32).to_le_bytes());
-            request.extend_from_slice(part.as_bytes());
-        }
-        // A child that ended reads nothing; its status says why.
-        let _ = input.write_all(&request);
+    let (input, output) = (child.stdin.take(), child.stdout.take());
+    let mut request = Vec::new();
+    request.extend_from_slice(&(parts.len() as u32).to_le_bytes());
+    for part in parts {
+        request.extend_from_slice(&(part.len() as u32).to_le_bytes());
+        request.extend_from_slice(part.as_bytes());
     }
-    let output = child.wait_with_output()?;
-    Ok((output.status, output.stdout))
+    // Both ends of a pipe may block, so each has a thread; they end with the child.
+    thread::scope(|scope| {
+        // A child that ended reads nothing; its status says why.
+        let write = || input.map(|mut input| input.write_all(&request));
+        let read = || {
+            let mut bytes = Vec::new();
+            output.map_or(Ok(0), |mut output| output.read_to_end(&mut bytes)).map(|_| bytes)
+        };
+        let written = thread::Builder::new().spawn_scoped(scope, write);
+        let answer = written.and_then(|_| thread::Builder::new().spawn_scoped(scope, read));
+        let Ok(answer) = answer else {
+            child.kill()?;
+            child.wait()?;
+            return Err(io::Error::other("the system refuses a thread"));
+        };
+        let status = wait(&mut child, limit)?;
+        let bytes = answer.join().map_err(|_| io::Error::other("a thread failed"))??;
+        Ok(status.map(|status| (status, bytes)))
+    })
+}
+
+/// Waits for the child; kills it at the time limit and returns `None`.
+fn wait(child: &mut Child, limit: Duration) -> io::Result<Option<ExitStatus>> {
+    let began = Instant::now();
+    while began.elapsed() < limit {
+        if let Some(status) = child.try_wait()? {
+            return Ok(Some(status));
+        }
+        thread::sleep(PAUSE);
+    }
+    child.kill()?;
+    child.wait()?;
+    Ok(None)
 }
 
 /// Answers one request of a parent process.
@@ -156,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn a_child_that_crashes_or_is_missing_is_an_error() {
+    fn a_child_that_crashes_hangs_or_is_missing_is_an_error() {
         let source = Source { unit: "add".to_owned(), text: "x".repeat(1 << 20), options: vec![] };
         let compile_with = |program: &str, argument: &'static str| {
             compile(&(PathBuf::from(program), argument), ".7", &source, &[]).unwrap_err()
@@ -165,6 +215,11 @@ mod tests {
         assert!(crashed.to_string().contains("crashed (exit status"), "{crashed}");
         let silent = compile_with("/bin/true", "");
         assert!(silent.to_string().contains("crashed"), "{silent}");
+        // It neither reads the request nor ends.
+        let sleep = (PathBuf::from("/bin/sleep"), "1000");
+        let limit = Duration::from_millis(50);
+        let stuck = compile_within(limit, &sleep, ".7", &source, &[]).unwrap_err();
+        assert!(stuck.to_string().contains("did not end within 0 s"), "{stuck}");
         let missing = compile_with("/no/such/program", "");
         assert!(missing.to_string().contains("the compiler's process"), "{missing}");
     }

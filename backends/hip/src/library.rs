@@ -84,8 +84,8 @@ fn compiler_in(hip: Option<&'static File>, suffix: &'static str) -> Result<Compi
     if let Some(Ok(compiler)) = hip.map(Compiler::find) {
         return Ok(compiler);
     }
-    let (file, _) =
-        open("libhiprtc", &VERSIONS).ok_or(LibraryError::Library { name: "libhiprtc.so" })?;
+    let (file, _) = open("libhiprtc", &VERSIONS)
+        .ok_or(LibraryError::Library { name: "libhiprtc.so", package: "ROCm" })?;
     Compiler::find(file)
 }
 
@@ -95,7 +95,7 @@ impl Library {
     /// # Errors
     /// [`LibraryError`] with the cause.
     pub(crate) fn open() -> Result<Library, LibraryError> {
-        let missing = LibraryError::Library { name: "libamdhip64.so" };
+        let missing = LibraryError::Library { name: "libamdhip64.so", package: "ROCm" };
         let (file, suffix) = open("libamdhip64", &VERSIONS).ok_or(missing)?;
         let init: Function<unsafe extern "C" fn(c_uint) -> c_int> = find(file, "hipInit")?;
         let properties = match find(file, "hipGetDevicePropertiesR0600") {

@@ -78,7 +78,6 @@ fn the_fake_loads_embedded_kernels_instead_of_compiling() {
         let backend = open_from(first, &Compilation::default(), Options::default(), embedded);
         backend.unwrap().info().description.clone()
     };
-    // A remark about a noisy measurement may follow.
     assert!(opened(vec![wrong].leak()).contains(NOT_LOADED), "the description has the remark");
     assert!(!opened(embedded("gfx90a", &UNITS)).contains(NOT_LOADED));
     fake.set("arch=gfx1100");

@@ -66,7 +66,8 @@ impl AttentionSplit {
         let heads = (op.n_head / op.n_head_kv).next_power_of_two().min(rules.max_heads);
         // Up to `FEW_TOKENS` tokens, the number of spans must not depend on the number of tokens.
         let few = q.n_rows <= FEW_TOKENS;
-        let (tokens, max_spans) = if few {
+        // Tokens with lists of positions of their own share no keys.
+        let (tokens, max_spans) = if few || op.selected.is_some() {
             (1, MAX_SPANS)
         } else {
             ((rules.tile_rows / heads).max(1), MAX_SPANS_OF_TILES)
@@ -83,8 +84,11 @@ impl AttentionSplit {
             n_spans: 1,
         };
         let n_tiles = if few { 1 } else { split.n_token_tiles() };
-        let n_chunks =
-            (op.batch.shape.max_blocks * KV_BLOCK).div_ceil(AttentionSplit::CHUNK).max(1);
+        let n_positions = match &op.selected {
+            Some(selected) => selected.desc().n_cols,
+            None => op.batch.shape.max_blocks * KV_BLOCK,
+        };
+        let n_chunks = n_positions.div_ceil(AttentionSplit::CHUNK).max(1);
         let wanted = MANY_BLOCKS.div_ceil((n_tiles * split.n_head_blocks()).max(1));
         AttentionSplit { n_spans: wanted.min(n_chunks).min(max_spans), ..split }
     }
@@ -146,10 +150,11 @@ mod tests {
         let shape = BatchShape { max_tokens: 64, max_seqs: 1, max_blocks };
         Attention {
             q: desc(n_tokens, 32 * 128),
-            cache: KvCache::both(desc(32 * max_blocks, 8 * 128)),
+            cache: KvCache::both(desc(32 * max_blocks, 8 * 128)).into(),
             batch: Batch { words: desc(1, shape.n_words()), shape },
             slopes: None,
             sinks: None,
+            selected: None,
             y: desc(n_tokens, 32 * 128),
             n_head: 32,
             n_head_kv: 8,

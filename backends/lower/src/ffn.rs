@@ -234,6 +234,7 @@ impl FfnCodes {
             Activation::SwigluClamped { limit } => (6, [1.0, 0.0, limit]),
             Activation::SiluClamped { limit } => (7, [0.0, 0.0, limit]),
             Activation::XIelu { positive, negative, slope } => (8, [positive, slope, negative]),
+            Activation::Situ { beta, cap } => (9, [beta, 0.0, cap]),
         };
         let skip = match op.skip {
             Skip::Never => 0,

@@ -24,12 +24,14 @@ pub use ffn::{
     DROPPED, ExpertScratch, ExpertSizes, FEW_TOKENS, FewScratch, FfnAlgorithm, FfnCodes,
     ManyScratch, N_COUNTS, chunk_tokens, quantizes_h, quantizes_x,
 };
-pub use matmul::{products_scratch, quantized_x, route_scratch};
+pub use matmul::{
+    head_products_scratch, products_scratch, quantized_x, refuse_heads_of_x, route_scratch,
+};
 pub use scratch::{Scratch, ScratchRange};
 pub use step::{RopePairs, RopeStore, takes_q8};
 
 use hal::op::{Attention, MatMul, Norm, SparseFfn};
-use hal::{Op, Result, Tensor};
+use hal::{Op, Operand, Result, Tensor};
 use step::{FusedNorm, NormReader, Step};
 
 /// A backend that lowers programs to launches.
@@ -65,6 +67,10 @@ pub trait Emit: Sized {
     /// # Errors
     /// A workspace that is smaller than planned.
     fn workspace(&self, offset: u64, size: u64) -> Result<Self::Span>;
+
+    /// Says which weight the ops after the next step read first, and whole: while a short step runs, a
+    /// backend may bring the beginning of the weight into a cache. `None` if that is not known.
+    fn will_read(&mut self, _weight: Option<&Tensor>) {}
 
     /// What the launch before a feed-forward block can prepare for it: where the block expects x in
     /// Q8 blocks, and words to initialise.
@@ -121,12 +127,15 @@ pub trait Emit: Sized {
 /// An operand that cannot be bound, errors of the driver.
 pub fn lower_first(ops: &[Op], out: &mut impl Emit) -> Result<usize> {
     let Some(step) = Step::first(ops, out)? else { return Ok(0) };
+    out.will_read(step::next_weight(&ops[step.n_ops()..]));
     let results = emit(&step, out)?;
     let n = step.n_ops();
     for op in &ops[..n] {
-        // Norms and products leave known contents in the workspace. Other ops that use the
-        // workspace overwrite them, and a merge may begin a new submission.
-        let known = matches!(op, Op::MatMul(_) | Op::Norm(_));
+        // Norms and products leave known contents in the workspace, and a router may leave alone
+        // what is there. Other ops that use the workspace overwrite it, and a merge may begin a new
+        // submission.
+        let known = matches!(op, Op::MatMul(_) | Op::HeadMatMul(_) | Op::Norm(_))
+            || matches!(op, Op::Route(op) if step::keeps_workspace(op));
         let keeps = known || (!matches!(op, Op::Merge(_)) && !out.uses_workspace(op));
         out.earlier().drop_stale(op, keeps);
     }
@@ -160,9 +169,15 @@ fn lower_norm<E: Emit>(
 ) -> Result<Option<EarlierResults<E::Span>>> {
     let prepared = match fused.reader {
         NormReader::MatMul(op) => {
-            FusedWork { quantized: matmul::destination(op, out)?, ..FusedWork::default() }
+            let quantized = matmul::destination(op.w.desc().format, &op.x, out)?;
+            FusedWork { quantized, ..FusedWork::default() }
         }
         NormReader::SparseFfn(op) => out.before_ffn(op)?,
+        NormReader::Experts(op) => {
+            let work = out.before_ffn(op)?;
+            // The router's results are behind the counters.
+            FusedWork { clear: work.clear.filter(|clear| clear.n <= N_COUNTS), ..work }
+        }
         NormReader::Other => FusedWork::default(),
     };
     let work = FusedWork { add: fused.add.map(|add| &add.a), ..prepared };

@@ -1,8 +1,8 @@
 //! Sequences of ops that one launch can compute, in the order in which layers have them.
 
 use hal::format::{Activation, Format};
-use hal::op::{Add, Attention, MatMul, Norm, Pairing, Rope, SparseFfn, StoreKv};
-use hal::{Op, Operand, Result, Tensor};
+use hal::op::{Add, Attention, MatMul, Norm, Pairing, Rope, Route, SparseFfn, StoreKv};
+use hal::{Op, Operand, Result, Rows, Tensor};
 
 use crate::Emit;
 use crate::earlier::is_same;
@@ -48,6 +48,8 @@ pub(crate) enum NormReader<'a> {
     MatMul(&'a MatMul<Tensor>),
     /// A feed-forward block.
     SparseFfn(&'a SparseFfn<Tensor>),
+    /// Experts, behind their router, which reads the result too.
+    Experts(&'a SparseFfn<Tensor>),
     /// Another op, or an op that does not read the result, or the norm cannot be fused.
     Other,
 }
@@ -111,10 +113,15 @@ impl<'a> FusedNorm<'a> {
         rules: &impl Emit,
     ) -> Result<FusedNorm<'a>> {
         // A post may come first: it reads the norm's result and does not change it.
-        let next = rest.iter().find(|op| !matches!(op, Op::Post(_)));
-        let reader = match next {
-            Some(Op::MatMul(op)) if is_same(&op.x, &norm.y) => NormReader::MatMul(op),
-            Some(Op::SparseFfn(op)) if is_same(&op.x, &norm.y) => NormReader::SparseFfn(op),
+        let mut next = rest.iter().filter(|op| !matches!(op, Op::Post(_)));
+        let reads = |x: &Tensor| is_same(x, &norm.y);
+        let reader = match next.next() {
+            Some(Op::MatMul(op)) if reads(&op.x) => NormReader::MatMul(op),
+            Some(Op::SparseFfn(op)) if reads(&op.x) => NormReader::SparseFfn(op),
+            Some(Op::Route(op)) if reads(&op.x) && keeps_workspace(op) => match next.next() {
+                Some(Op::SparseFfn(op)) if reads(&op.x) => NormReader::Experts(op),
+                Some(_) | None => NormReader::Other,
+            },
             Some(_) | None => NormReader::Other,
         };
         let fused = rules.fuses_norm(norm, add.map(|add| &add.a))?;
@@ -122,10 +129,32 @@ impl<'a> FusedNorm<'a> {
     }
 }
 
+/// The weight that `ops` read first, if all ops before it are short, and all its rows are read.
+pub(crate) fn next_weight(ops: &[Op]) -> Option<&Tensor> {
+    let is_short = |op: &&Op| {
+        use Op::{Add, Attention, Norm, Post, Rope, StoreKv};
+        matches!(op, Add(_) | Attention(_) | Norm(_) | Post(_) | Rope(_) | StoreKv(_))
+    };
+    let next = ops.iter().find(|op| !is_short(op))?;
+    if let Op::MatMul(op) = next {
+        return Some(&op.w);
+    }
+    let Op::SparseFfn(op) = next else { return None };
+    let whole = matches!(op.rows, Rows::All) && op.experts.is_none();
+    whole.then(|| op.gate.as_ref().unwrap_or(&op.up))
+}
+
+/// Whether a router leaves alone what an earlier launch prepared in the workspace: one that quantises
+/// its x does so in place of what may be there.
+pub(crate) fn keeps_workspace(op: &Route<Tensor>) -> bool {
+    !takes_q8(op.w.desc().format)
+}
+
 /// Whether the next op is a product that reads `x` in Q8 blocks.
 fn reads_quantized(rest: &[Op], x: &Tensor) -> bool {
     match rest.first() {
         Some(Op::MatMul(op)) => is_same(&op.x, x) && takes_q8(op.w.desc().format),
+        Some(Op::HeadMatMul(op)) => is_same(&op.x, x) && takes_q8(op.w.desc().format),
         _ => false,
     }
 }
@@ -174,8 +203,13 @@ impl RopePairs {
     /// The pairs of an op.
     #[must_use]
     pub fn of<T: Operand>(op: &Rope<T>) -> RopePairs {
-        let n = op.n_rot / 2;
-        let (step, distance) = match op.pairing {
+        RopePairs::new(op.pairing, op.n_rot / 2)
+    }
+
+    /// `n` pairs.
+    #[must_use]
+    pub fn new(pairing: Pairing, n: usize) -> RopePairs {
+        let (step, distance) = match pairing {
             Pairing::Adjacent => (2, 1),
             Pairing::Halves => (1, n),
         };
@@ -190,10 +224,16 @@ impl RopeStore<'_> {
         self.k.x.desc().n_cols / self.k.d_head
     }
 
-    /// Size of a value head.
+    /// Size of a value head; 0 if values are a part of the keys.
     #[must_use]
     pub fn d_value(&self) -> usize {
-        self.store.v.desc().n_cols / self.n_head_kv().max(1)
+        self.v_cols() / self.n_head_kv().max(1)
+    }
+
+    /// Width of the values of all heads.
+    #[must_use]
+    pub fn v_cols(&self) -> usize {
+        self.store.v.as_ref().map_or(0, |v| v.desc().n_cols)
     }
 
     /// Whether one launch can run all three ops: `store` stores the keys that `k` rotates, both
@@ -205,8 +245,8 @@ impl RopeStore<'_> {
         let rotation =
             |op: &Rope<Tensor>| (op.d_head, op.first, op.n_rot, op.pairing, op.scale.to_bits());
         let same_rotation = rotation(q) == rotation(k) && is_same(&q.freqs, &k.freqs);
-        let whole = self.d_value() * self.n_head_kv() == store.v.desc().n_cols;
-        let apart = !q.x.overlaps(&k.x) && !q.x.overlaps(&store.v);
+        let whole = self.d_value() * self.n_head_kv() == self.v_cols();
+        let apart = !q.x.overlaps(&k.x) && store.v.iter().all(|v| !q.x.overlaps(v));
         same_step
             && same_rotation
             && whole

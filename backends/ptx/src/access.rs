@@ -7,6 +7,9 @@ use crate::registers::{LANES, Register};
 use crate::shared::Use;
 use crate::warp::{Warp, each, first};
 
+/// Bytes of a line of the L2 cache.
+const LINE: u64 = 128;
+
 type Failure = (FaultKind, usize);
 
 impl Warp {
@@ -47,6 +50,25 @@ impl Warp {
                 };
                 self.registers.set(register, lane, value);
             }
+            if let Some(counter) = &mut around.counter {
+                counter.load(address, size);
+            }
+        }
+        Ok(())
+    }
+
+    /// A card ignores a line outside of all memory; here it is an error.
+    pub(crate) fn prefetch(
+        &mut self,
+        around: &Surroundings<'_>,
+        register: Register,
+        offset: i64,
+        on: u32,
+    ) -> Result<(), Failure> {
+        for lane in each(on) {
+            let address = self.address(register, offset, lane);
+            let inside = around.memory.check(address, LINE);
+            inside.map_err(|text| (FaultKind::Address(text), lane))?;
         }
         Ok(())
     }

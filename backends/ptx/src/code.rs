@@ -62,6 +62,8 @@ pub(crate) enum Kind {
     Timer(Register),
     Load(Access),
     Store(Access),
+    /// `prefetch.global.L2` of the line at this address.
+    Prefetch(Register, i64),
     Atomic {
         op: Atomic,
         space: Space,
@@ -99,6 +101,7 @@ impl fmt::Debug for Kind {
             Kind::Timer(_) => "Timer",
             Kind::Load(_) => "Load",
             Kind::Store(_) => "Store",
+            Kind::Prefetch(..) => "Prefetch",
             Kind::Atomic { .. } => "Atomic",
             Kind::Shuffle { .. } => "Shuffle",
             Kind::Ballot { .. } => "Ballot",

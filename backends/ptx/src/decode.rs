@@ -230,6 +230,9 @@ impl<'a> Operands<'_, 'a> {
             ("ret", []) => Ok(Kind::Exit),
             ("bar.sync", [Operand::Number(0)]) => Ok(Kind::Barrier),
             ("membar.sys", []) => Ok(Kind::Fence),
+            ("prefetch.global.L2", [address]) => {
+                self.address(address).map(|(register, offset)| Kind::Prefetch(register, offset))
+            }
             ("nanosleep.u32", [time]) => self.read(time, Class::Word).map(|_| Kind::Sleep),
             ("mov.u64", [to, Operand::Name("%globaltimer")]) => {
                 let at = self.write(to, Class::Double)?;

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use fakes::{Executor, Geometry, LaunchFault, Range};
 
+use crate::counts::{Counter, Launch, in_flight};
 use crate::fault::{Fault, FaultKind};
 use crate::launch::launch;
 use crate::module::Module;
@@ -29,6 +30,8 @@ struct State {
     /// All unchanged units that were loaded so far, by their text: each is parsed once.
     parsed: HashMap<String, Arc<Module>>,
     changes: HashMap<i32, Change>,
+    /// Launches since counting began, of the devices whose launches are counted.
+    launches: HashMap<i32, Vec<Launch>>,
     faults: Vec<(i32, Fault)>,
 }
 
@@ -51,6 +54,17 @@ impl Interpreter {
             Some(change) => drop(state.changes.insert(device, change)),
             None => drop(state.changes.remove(&device)),
         }
+    }
+
+    /// From now on counts what the launches of a device execute.
+    pub fn count(&self, device: i32) {
+        self.state().launches.insert(device, Vec::new());
+    }
+
+    /// The launches of a device since [`count`](Self::count), which ends.
+    #[must_use]
+    pub fn take_launches(&self, device: i32) -> Vec<Launch> {
+        self.state().launches.remove(&device).unwrap_or_default()
     }
 
     /// The faults of a device's kernels since the last call.
@@ -119,8 +133,20 @@ impl Executor for Interpreter {
         let gone = || LaunchFault::Kernel("the module was unloaded".to_owned());
         let (device, module) = self.loaded(module).ok_or_else(gone)?;
         let entry = module.entry(kernel).ok_or_else(gone)?;
+        let counts = self.state().launches.contains_key(&device);
+        let mut counter = counts.then(|| Counter::new(entry, values, ranges));
         // SAFETY: passed on.
-        let done = unsafe { launch(&module, entry, geometry, values, ranges) };
+        let done = unsafe { launch(&module, entry, geometry, values, ranges, counter.as_mut()) };
+        if let Some((launches, counter)) = self.state().launches.get_mut(&device).zip(counter) {
+            launches.push(Launch {
+                unit: module.unit.clone(),
+                kernel: entry.name.clone(),
+                grid: geometry.grid,
+                threads: geometry.block[0],
+                in_flight: in_flight(&entry.code),
+                counts: counter.counts,
+            });
+        }
         done.map_err(|fault| {
             let text = fault.to_string();
             let is_address = matches!(fault.kind, FaultKind::Address(_));

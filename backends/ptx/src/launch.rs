@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use fakes::{Geometry, Range};
 
 use crate::code::Special;
+use crate::counts::Counter;
 use crate::fault::{Fault, FaultKind};
 use crate::memory::Memory;
 use crate::module::{Entry, Module};
@@ -32,6 +33,8 @@ pub(crate) struct Surroundings<'a> {
     pub(crate) order: &'a mut Order,
     pub(crate) published: &'a mut Published,
     pub(crate) started: Instant,
+    /// Counts what is executed, if a test wants to know.
+    pub(crate) counter: Option<&'a mut Counter>,
 }
 
 /// A running block. It is used again for the next.
@@ -46,7 +49,7 @@ struct Block {
     turn: usize,
 }
 
-/// Runs a kernel to its end.
+/// Runs a kernel to its end, and counts what it executes if there is a counter.
 ///
 /// # Errors
 /// The first fault.
@@ -60,6 +63,7 @@ pub(crate) unsafe fn launch(
     geometry: &Geometry,
     values: &[u64],
     ranges: &[Range],
+    mut counter: Option<&mut Counter>,
 ) -> Result<(), Box<Fault>> {
     let located = |block: [u32; 3], at: Located| {
         let text = module.text.lines().nth(at.line.saturating_sub(1) as usize).unwrap_or("");
@@ -90,6 +94,9 @@ pub(crate) unsafe fn launch(
             if !block.is_running {
                 let Some(index) = order.next() else { continue };
                 block.start(entry, geometry, values, index);
+                if let Some(counter) = &mut counter {
+                    counter.counts.warps += block.warps.len() as u64;
+                }
             }
             is_idle = false;
             let mut budget = TURN.min(left);
@@ -101,6 +108,7 @@ pub(crate) unsafe fn launch(
                 order: &mut block.order,
                 published: &mut published,
                 started,
+                counter: counter.as_deref_mut(),
             };
             let done = run(&mut block.warps, &mut block.turn, &mut around, &mut budget);
             block.is_running = !done.map_err(|at| located(block.index, at))?;

@@ -18,12 +18,15 @@
 //! - flags for the host, or from it, without a fence (`order`);
 //! - launches that do not fit the kernel, and kernels that do not end (`launch`).
 //!
+//! On request it counts what each launch executes and loads (`counts`).
+//!
 //! It does not model time, caches, registers, or the order in which a device makes stores visible
 //! that no fence orders, except as `order` says. Of `.approx` instructions it knows the error bounds
 //! alone. Races between blocks in global memory are not detected; the order of blocks varies.
 
 mod access;
 mod code;
+mod counts;
 mod decode;
 mod driver;
 mod exchange;
@@ -38,6 +41,7 @@ mod shared;
 mod syntax;
 mod warp;
 
+pub use counts::{Counts, LOAD_WIDTHS, Launch};
 pub use driver::{Change, Interpreter};
 pub use fault::{Fault, FaultKind};
 pub use module::{Entry, Module};

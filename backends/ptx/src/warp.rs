@@ -192,6 +192,9 @@ impl Warp {
             self.check_written(register, on)?;
         }
         around.entry.executed[at as usize].store(true, Ordering::Relaxed);
+        if let Some(counter) = &mut around.counter {
+            counter.execute(&instruction.kind);
+        }
         let next = match &instruction.kind {
             Kind::Compute(compute, places) => {
                 if let Some(divisor) = compute.divisor {
@@ -230,6 +233,10 @@ impl Warp {
             }
             Kind::Store(access) => {
                 self.store(around, access, on)?;
+                Next::Go
+            }
+            Kind::Prefetch(register, offset) => {
+                self.prefetch(around, *register, *offset, on)?;
                 Next::Go
             }
             Kind::Atomic { .. } => {

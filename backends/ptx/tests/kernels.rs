@@ -74,6 +74,39 @@ fn threads_share_memory_behind_a_barrier() {
 }
 
 #[test]
+fn launches_are_counted_on_request() {
+    // Two warps: a vector of 8 bytes and a word from the parameter's memory, and a word of a table.
+    let body = "ld.global.v2.u32 {%r2, %r3}, [%rd1];\nld.global.u32 %r4, [%rd2];\nmov.u64 %rd6, TABLE;\n\
+                ld.global.u32 %r5, [%rd6];\nbar.sync 0;\nmembar.sys;\nsetp.gt.u32 %p1, %r1, 31;\n\
+                @%p1 bra $L_1;\nadd.s32 %r2, %r2, %r4;\n$L_1:";
+    let interpreter = Interpreter::default();
+    let module = interpreter.load(3, &unit(body)).expect("a valid unit");
+    let mut buffer = [1_u64; 32];
+    let range = Range { at: buffer.as_mut_ptr() as u64, len: 256 };
+    let geometry = Geometry { grid: [1; 3], block: [64, 1, 1], shared: 0, seed: 0 };
+    let run = || {
+        // SAFETY: the range is the buffer, which nothing else uses.
+        unsafe { interpreter.launch(module, "k", &geometry, &[range.at], &[range]) }
+            .expect("no fault");
+    };
+    run();
+    assert!(interpreter.take_launches(3).is_empty(), "nothing asked for them");
+    interpreter.count(3);
+    run();
+    let launches = interpreter.take_launches(3);
+    let [launch] = &launches[..] else { panic!("{launches:?}") };
+    assert_eq!((launch.kernel.as_str(), launch.threads, launch.in_flight), ("k", 64, 16));
+    let counts = &launch.counts;
+    assert_eq!((counts.warps, counts.barriers, counts.fences), (2, 2, 2));
+    // Without the word of the table.
+    assert_eq!(counts.loaded_from(&[0]), [0, 0, 4 * 64, 8 * 64, 0]);
+    // Six to find the address, eight of the body, `ret`; one warp adds.
+    assert_eq!(counts.instructions, 2 * (6 + 8 + 1) + 1);
+    run();
+    assert!(interpreter.take_launches(3).is_empty(), "counting has ended");
+}
+
+#[test]
 fn guards_tables_and_atomics_work() {
     let body = "setp.gt.u32 %p1, %r1, 2;\nmov.u32 %r3, 1;\n@%p1 bra $L_1;\nmov.u64 %rd6, TABLE;\n\
                 add.s64 %rd6, %rd6, %rd3;\nld.global.u32 %r3, [%rd6];\n$L_1:\n@!%p1 add.s32 %r3, %r3, 100;\n\

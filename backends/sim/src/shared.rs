@@ -57,6 +57,7 @@ impl DeviceState {
         let info = DeviceInfo {
             name: options.name.clone(),
             description: "a simulated device for tests".to_owned(),
+            remark: None,
             kind: options.kind,
             max_binding: options.max_binding,
             hand_off: true,

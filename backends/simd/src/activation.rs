@@ -10,6 +10,8 @@ use hal::op::{Activation, GateActivation};
 
 /// `act(x)` of each value. NaN stays NaN.
 pub type ActivateFn = fn(activation: Activation, x: &mut [f32]);
+/// `cap * tanh(x / cap)` of each value. NaN stays NaN.
+pub type SoftCapFn = fn(cap: f32, x: &mut [f32]);
 /// `act(x)` of each gate value. NaN stays NaN.
 pub type GateFn = fn(activation: GateActivation, x: &mut [f32]);
 
@@ -48,6 +50,7 @@ macro_rules! activation_kernels {
 
         use super::super::activation::{
             ActivateFn, ERFC, ERFC_T, EXP, EXP_CURVE, EXP_MIN, GateFn, LN_1P, LN_2, ROUNDING,
+            SoftCapFn,
         };
         use super::super::tile::pad_with_zeros;
 
@@ -56,6 +59,9 @@ macro_rules! activation_kernels {
 
         // SAFETY: as above.
         pub(in super::super) const GATE: GateFn = |kind, x| unsafe { gate(kind, x) };
+
+        // SAFETY: as above.
+        pub(in super::super) const SOFT_CAP: SoftCapFn = |cap, x| unsafe { soft_cap(cap, x) };
 
         /// `e^x` for x <= 0 with a relative error of 3e-7. Below -88 the result is 0. NaN stays
         /// NaN.
@@ -127,17 +133,36 @@ macro_rules! activation_kernels {
             mul(x, mul(splat(0.5), both))
         }
 
-        /// `e^x - 1 - x` for x <= 0.
+        /// `e^x - 1 - x` for x from -0.5 to 0.
         #[inline]
         $(#[$level])*
-        fn exp_curve(x: V) -> V {
+        fn near_curve(x: V) -> V {
             let mut sum = splat(EXP_CURVE[0]);
             for factor in &EXP_CURVE[1..] {
                 sum = fmadd(sum, x, splat(*factor));
             }
-            let near = mul(mul(x, x), sum);
+            mul(mul(x, x), sum)
+        }
+
+        /// `e^x - 1 - x` for x <= 0.
+        #[inline]
+        $(#[$level])*
+        fn exp_curve(x: V) -> V {
+            let near = near_curve(x);
             let far = add(add(exp(x), splat(-1.0)), mul(x, splat(-1.0)));
             where_negative(add(x, splat(0.5)), far, near)
+        }
+
+        /// `tanh x`, by `(1 - e^-2|x|) / (1 + e^-2|x|)`; the difference keeps its digits near 0.
+        #[inline]
+        $(#[$level])*
+        fn tanh(x: V) -> V {
+            let twice = mul(negated_abs(x), splat(2.0));
+            let far = add(exp(twice), splat(-1.0));
+            let near = add(near_curve(twice), twice);
+            let difference = where_negative(add(twice, splat(0.5)), far, near);
+            let size = div(difference, add(splat(2.0), difference));
+            where_negative(x, size, mul(size, splat(-1.0)))
         }
 
         /// Applies `f` to each value; the last vector is padded.
@@ -187,7 +212,16 @@ macro_rules! activation_kernels {
                     let curve = fmadd(splat(negative), exp_curve(below), line);
                     fmadd(splat(positive), mul(above, above), curve)
                 }),
+                Activation::Situ { beta, .. } => map_values(x, |x| {
+                    let inner = mul(x, splat(beta.recip()));
+                    times_sigmoid(mul(splat(beta), tanh(inner)), x)
+                }),
             }
+        }
+
+        $(#[$level])*
+        fn soft_cap(cap: f32, x: &mut [f32]) {
+            map_values(x, |x| mul(splat(cap), tanh(mul(x, splat(cap.recip())))));
         }
 
         $(#[$level])*
@@ -198,6 +232,13 @@ macro_rules! activation_kernels {
                 GateActivation::Silu => map_values(x, |x| times_sigmoid(x, x)),
                 GateActivation::Softplus => map_values(x, |x| softplus(x)),
                 GateActivation::Gelu => map_values(x, |x| gelu(x)),
+                GateActivation::SigmoidOfRoot => {
+                    // A token has few of these gates.
+                    for x in x.iter_mut().filter(|x| **x != 0.0 && !x.is_nan()) {
+                        *x = x.abs().max(1e-6).sqrt().copysign(*x);
+                    }
+                    map_values(x, |x| times_sigmoid(splat(1.0), x));
+                }
             }
         }
     };

@@ -39,13 +39,13 @@ use std::ops::Range;
 
 use hal::format::{Format, Q8Row, TransposedLayout};
 
-pub use activation::{ActivateFn, GateFn};
+pub use activation::{ActivateFn, GateFn, SoftCapFn};
 pub use attention::{
     AddWeightedFn, CacheKernels, HeadRows, PAD, RowKernels, ScoresFn, SoftmaxFn, StoreFn, WidenFn,
 };
 pub use panel::{FillFn, PANEL_LEN, PANEL_ROWS, PanelFn, TokenRows, panel_columns};
 pub use recurrent::{
-    DeltaColumns, DeltaFn, DeltaToken, MAX_DELTA_COLUMNS, MultiplyAddFn, ScanFn, ScanRates,
+    DeltaColumns, DeltaFn, DeltaToken, ExpFn, MAX_DELTA_COLUMNS, MultiplyAddFn, ScanFn, ScanRates,
     ScanRatesFn, ScanToken, WkvFn, WkvToken,
 };
 pub use rows::{DEFAULT_PREFETCH, Matrix, RowIds, RowRun, RowsFn, prefetch};
@@ -104,15 +104,31 @@ pub enum Level {
     Scalar,
     /// AVX2, FMA and F16C.
     Avx2,
+    /// AVX2, FMA and F16C, with AVX-VNNI for prompts.
+    AvxVnni,
     /// AVX-512 F, BW, VL and VNNI, and BMI2.
     Avx512,
     /// NEON.
     Neon,
+    /// NEON with dot products of bytes (`sdot`; the feature `dotprod`): Apple M1, Graviton 2,
+    /// Cortex-A76 and newer.
+    NeonDot,
+    /// [`Level::NeonDot`] with products of matrices of bytes (`smmla`; the feature `i8mm`) for panels:
+    /// Apple M2, Graviton 3, Cortex-A710 and newer.
+    NeonMatrix,
 }
 
 impl Level {
     /// Every level; the levels of one architecture are ordered from slowest to fastest.
-    pub const ALL: [Level; 4] = [Level::Scalar, Level::Avx2, Level::Avx512, Level::Neon];
+    pub const ALL: [Level; 7] = [
+        Level::Scalar,
+        Level::Avx2,
+        Level::AvxVnni,
+        Level::Avx512,
+        Level::Neon,
+        Level::NeonDot,
+        Level::NeonMatrix,
+    ];
 
     /// The level's name for reports.
     #[must_use]
@@ -120,8 +136,11 @@ impl Level {
         match self {
             Level::Scalar => "scalar",
             Level::Avx2 => "avx2",
+            Level::AvxVnni => "avxvnni",
             Level::Avx512 => "avx512",
             Level::Neon => "neon",
+            Level::NeonDot => "neon-dotprod",
+            Level::NeonMatrix => "neon-i8mm",
         }
     }
 }
@@ -137,6 +156,7 @@ struct Table {
     sum_squares: fn(&[f32]) -> f32,
     attention: &'static attention::AttentionKernels,
     activate: ActivateFn,
+    soft_cap: SoftCapFn,
     gate: GateFn,
     recurrent: &'static recurrent::RecurrentKernels,
 }
@@ -176,13 +196,19 @@ impl Kernels {
             #[cfg(target_arch = "x86_64")]
             Level::Avx2 => avx2::is_supported().then_some(&avx2::TABLE),
             #[cfg(target_arch = "x86_64")]
+            Level::AvxVnni => avx2::has_vnni().then_some(&avx2::VNNI_TABLE),
+            #[cfg(target_arch = "x86_64")]
             Level::Avx512 => avx512::is_supported().then_some(&avx512::TABLE),
             #[cfg(not(target_arch = "x86_64"))]
-            Level::Avx2 | Level::Avx512 => None,
+            Level::Avx2 | Level::AvxVnni | Level::Avx512 => None,
             #[cfg(target_arch = "aarch64")]
             Level::Neon => neon::is_supported().then_some(&neon::TABLE),
+            #[cfg(target_arch = "aarch64")]
+            Level::NeonDot => neon::is_dot_supported().then_some(&neon::DOT_TABLE),
+            #[cfg(target_arch = "aarch64")]
+            Level::NeonMatrix => neon::is_matrix_supported().then_some(&neon::MATRIX_TABLE),
             #[cfg(not(target_arch = "aarch64"))]
-            Level::Neon => None,
+            Level::Neon | Level::NeonDot | Level::NeonMatrix => None,
         };
         table.map(|table| Self { level, table })
     }
@@ -308,6 +334,13 @@ impl Kernels {
         self.table.activate
     }
 
+    /// The kernel for limits by a hyperbolic tangent.
+    #[inline]
+    #[must_use]
+    pub fn soft_cap(&self) -> SoftCapFn {
+        self.table.soft_cap
+    }
+
     /// The kernel for activation functions of gates.
     #[inline]
     #[must_use]
@@ -348,6 +381,13 @@ impl Kernels {
     #[must_use]
     pub fn wkv(&self) -> WkvFn {
         self.table.recurrent.wkv
+    }
+
+    /// The exponential function.
+    #[inline]
+    #[must_use]
+    pub fn exp(&self) -> ExpFn {
+        self.table.recurrent.exp
     }
 
     /// The kernel that adds one weight column of a convolution, times its inputs.

@@ -256,18 +256,16 @@ pub(super) fn sums_of_16(q: &[i8], sums: &mut [i32; 32]) {
     }
 }
 
-/// `FILL` and `MULTIPLY` of a SIMD level with instructions `$features`. The level provides
-/// `vector`, `grid`, `bias`, `transpose`, `plain` and `quantised`.
+/// `FILL` and `multiplication` of a SIMD level with instructions `$features`. The level provides
+/// `vector`, `grid`, `bias`, `transpose`, `plain` and `quantised`; levels that share the rest have a
+/// type `$products` each.
 macro_rules! panel_kernels {
-    ($features:literal) => {
+    ($features:literal $(, $products:ident: $bound:path)?) => {
+        crate::panel::panel_products!($features $(, $products: $bound)?);
+
         pub(super) const FILL: FillFn = |format, rows, panel| {
             // SAFETY: `Kernels::select` returns this level only if it was detected.
             unsafe { fill(format, rows, panel) }
-        };
-
-        pub(super) const MULTIPLY: PanelFn = |format, panel, k, x, sums| {
-            // SAFETY: as above.
-            unsafe { multiply(format, panel, k, x, sums) }
         };
 
         #[target_feature(enable = $features)]
@@ -321,10 +319,26 @@ macro_rules! panel_kernels {
         fn widen_half(format: Format, bytes: &[u8], at: usize) -> V {
             if format == Format::BF16 { widen_bf16(bytes, at) } else { widen_f16(bytes, at) }
         }
+    };
+}
+pub(super) use panel_kernels;
+
+/// `multiplication` of a SIMD level with instructions `$features`. The level provides `quantised` and
+/// `plain`.
+macro_rules! panel_products {
+    ($features:literal $(, $products:ident: $bound:path)?) => {
+        /// The kernel that multiplies panels.
+        pub(super) const fn multiplication<$($products: $bound)?>() -> PanelFn {
+            |format, panel, k, x, sums| {
+                // SAFETY: `Kernels::select` returns this level only if it was detected.
+                unsafe { multiply::<$($products)?>(format, panel, k, x, sums) }
+            }
+        }
 
         /// Calls the product function for the class of the format.
+        #[inline(never)] // as the kernels of `dot_of_rows`
         #[target_feature(enable = $features)]
-        fn multiply(
+        fn multiply<$($products: $bound)?>(
             format: Format,
             panel: &[f32],
             k: Range<usize>,
@@ -334,12 +348,12 @@ macro_rules! panel_kernels {
             x.check_bounds(sums.len(), &k, panel);
             match format.quants().map(|quants| (quants.group, quants.has_min)) {
                 None => plain(panel, &k, x, sums),
-                Some((16, false)) => quantised::<16, false>(format, panel, &k, x, sums),
-                Some((16, true)) => quantised::<16, true>(format, panel, &k, x, sums),
-                Some((_, false)) => quantised::<32, false>(format, panel, &k, x, sums),
-                Some((_, true)) => quantised::<32, true>(format, panel, &k, x, sums),
+                Some((16, false)) => quantised::<$($products,)? 16, false>(format, panel, &k, x, sums),
+                Some((16, true)) => quantised::<$($products,)? 16, true>(format, panel, &k, x, sums),
+                Some((_, false)) => quantised::<$($products,)? 32, false>(format, panel, &k, x, sums),
+                Some((_, true)) => quantised::<$($products,)? 32, true>(format, panel, &k, x, sums),
             }
         }
     };
 }
-pub(super) use panel_kernels;
+pub(super) use panel_products;

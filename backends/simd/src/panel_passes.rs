@@ -5,16 +5,17 @@
 //! provides `dot_groups`, which multiplies quantised rows, and the `bias` that `dot_groups` leaves in
 //! a format's codes.
 
-/// The functions `quantised` and `plain` of a SIMD level with instructions `$features`.
+/// The functions `quantised` and `plain` of a SIMD level with instructions `$features`, and type
+/// `$products` as in `panel_kernels`.
 macro_rules! panel_passes {
-    ($features:literal) => {
+    ($features:literal $(, $products:ident: $bound:path)?) => {
         /// Tokens per pass.
-        const TOKENS: usize = 4;
+        pub(super) const TOKENS: usize = 4;
         /// Rows per pass.
         const PASS_ROWS: usize = 2 * LANES;
 
         #[target_feature(enable = $features)]
-        fn quantised<const GROUP: usize, const MIN: bool>(
+        fn quantised<$($products: $bound,)? const GROUP: usize, const MIN: bool>(
             format: Format,
             panel: &[f32],
             k: &Range<usize>,
@@ -24,7 +25,7 @@ macro_rules! panel_passes {
             let n = sums.len();
             let q = x.acts.q8().q;
             let mut factors = [Factors::default(); TOKENS];
-            let dots = dot_groups::<GROUP, MIN>;
+            let dots = dot_groups::<$($products,)? GROUP, MIN>;
             for first in (0..n).step_by(TOKENS) {
                 let tokens = x.tokens::<TOKENS>(first, n);
                 for (factors, &t) in factors.iter_mut().zip(&tokens) {

@@ -93,11 +93,12 @@ macro_rules! plain_format {
                 let (ys, y_rest) = y.as_chunks_mut::<LANES>();
                 for (i, y) in ys.iter_mut().enumerate() {
                     let mut sum = load_ps(y, 0);
-                    for ((h, row), (steps, _)) in h.into_iter().zip(rows).zip(parts) {
+                    // By index: the compiler does not unroll zipped arrays, and copies them for each `y`.
+                    for k in 0..N {
                         if i % 4 == 0 {
-                            row.prefetch_ahead::<{ 4 * LANES * $size }>(i * LANES * $size);
+                            rows[k].prefetch_ahead::<{ 4 * LANES * $size }>(i * LANES * $size);
                         }
-                        sum = fmadd(splat(h), $widen(&steps[i], 0), sum);
+                        sum = fmadd(splat(h[k]), $widen(&parts[k].0[i], 0), sum);
                     }
                     store_ps(y, 0, sum);
                 }

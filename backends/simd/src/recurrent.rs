@@ -72,7 +72,8 @@ pub struct ScanToken<'a> {
 /// Advances the state `[n, d_state]` of some channels by one token; `x` and `y` are `[n]`.
 pub type ScanFn = fn(token: &ScanToken<'_>, state: &mut [f32], x: &[f32], y: &mut [f32]);
 
-/// The inputs of one head of RWKV-7's recurrence for one token ([`hal::op::Wkv7`]).
+/// The inputs of one head of RWKV-7's recurrence for one token ([`hal::op::Wkv7`]). The gated delta
+/// rule with a decay factor per row ([`hal::op::GatedDelta`]) is the same recurrence.
 #[derive(Clone, Copy, Debug)]
 pub struct WkvToken<'a> {
     /// Decay factors of the state's rows, `[d]`.
@@ -91,8 +92,11 @@ pub struct WkvToken<'a> {
     pub u_dot_r: f32,
 }
 
-/// Advances the state `[d, d]` of a head by one token; `v` and `y` are `[d]`.
+/// Advances the state `[d, n]` of a head, or `n` of its columns, by one token; `v` and `y` are `[n]`.
 pub type WkvFn = fn(token: &WkvToken<'_>, state: &mut [f32], v: &[f32], y: &mut [f32]);
+
+/// `x = exp(x)`, value by value.
+pub type ExpFn = fn(x: &mut [f32]);
 
 /// `y += a * b`, value by value.
 pub type MultiplyAddFn = fn(y: &mut [f32], a: &[f32], b: &[f32]);
@@ -109,6 +113,7 @@ pub(super) struct RecurrentKernels {
     pub(super) scan: ScanFn,
     pub(super) scan_rates: ScanRatesFn,
     pub(super) wkv: WkvFn,
+    pub(super) exp: ExpFn,
     pub(super) multiply_add: MultiplyAddFn,
 }
 
@@ -135,6 +140,8 @@ macro_rules! recurrent_kernels {
             scan_rates: |token, state, x, y| unsafe { scan_rates(token, state, x, y) },
             // SAFETY: as above.
             wkv: |token, state, v, y| unsafe { wkv(token, state, v, y) },
+            // SAFETY: as above.
+            exp: |x| unsafe { exp_all(x) },
             // SAFETY: as above.
             multiply_add: |y, a, b| unsafe { multiply_add(y, a, b) },
         };
@@ -322,26 +329,26 @@ macro_rules! recurrent_kernels {
 
         $(#[$level])*
         fn wkv(token: &WkvToken<'_>, state: &mut [f32], v: &[f32], y: &mut [f32]) {
-            let d = v.len();
-            assert!(y.len() == d && state.len() == d * d && token.k.len() == d);
+            let (n, d) = (v.len(), token.k.len());
+            assert!(y.len() == n && n > 0 && state.len() == d * n);
             assert!(token.decay.len() == d && token.decayed_r.len() == d);
             assert!(token.u.len() == d && token.rated_u.len() == d);
             let mut at = 0;
-            while d - at >= 4 * LANES {
+            while n - at >= 4 * LANES {
                 wkv_vectors::<4>(token, state, at, v, y);
                 at += 4 * LANES;
             }
-            while d - at >= LANES {
+            while n - at >= LANES {
                 wkv_vectors::<1>(token, state, at, v, y);
                 at += LANES;
             }
-            for column in at..d {
+            for column in at..n {
                 let (mut known, mut sum) = (0.0, 0.0);
-                for (i, row) in state.chunks_exact(d).enumerate() {
+                for (i, row) in state.chunks_exact(n).enumerate() {
                     known += row[column] * token.u[i];
                     sum += row[column] * token.decayed_r[i];
                 }
-                for (i, row) in state.chunks_exact_mut(d).enumerate() {
+                for (i, row) in state.chunks_exact_mut(n).enumerate() {
                     let added = token.k[i] * v[column] - token.rated_u[i] * known;
                     row[column] = token.decay[i] * row[column] + added;
                 }
@@ -360,9 +367,9 @@ macro_rules! recurrent_kernels {
             v: &[f32],
             y: &mut [f32],
         ) {
-            let d = v.len();
+            let n = v.len();
             let (mut known, mut sum) = ([zero(); N], [zero(); N]);
-            for ((row, u), r) in state.chunks_exact(d).zip(token.u).zip(token.decayed_r) {
+            for ((row, u), r) in state.chunks_exact(n).zip(token.u).zip(token.decayed_r) {
                 let (row, u, r) = (&row[at..][..N * LANES], splat(*u), splat(*r));
                 for c in 0..N {
                     let s = load_ps(row, c * LANES);
@@ -376,7 +383,7 @@ macro_rules! recurrent_kernels {
                 store_ps(y, at + c * LANES, fmadd(values[c], splat(token.k_dot_r), kept));
             }
             let factors = token.decay.iter().zip(token.k).zip(token.rated_u);
-            for (row, ((decay, k), u)) in state.chunks_exact_mut(d).zip(factors) {
+            for (row, ((decay, k), u)) in state.chunks_exact_mut(n).zip(factors) {
                 let row = &mut row[at..][..N * LANES];
                 for c in 0..N {
                     let kept = mul(splat(*decay), load_ps(row, c * LANES));
@@ -384,6 +391,15 @@ macro_rules! recurrent_kernels {
                     store_ps(row, c * LANES, fnmadd(splat(*u), known[c], added));
                 }
             }
+        }
+
+        $(#[$level])*
+        fn exp_all(x: &mut [f32]) {
+            let whole = x.len() / LANES * LANES;
+            for i in (0..whole).step_by(LANES) {
+                store_ps(x, i, exp(load_ps(x, i)));
+            }
+            x[whole..].iter_mut().for_each(|x| *x = x.exp());
         }
 
         $(#[$level])*

@@ -219,13 +219,20 @@ pub(super) fn prefetch_line(at: *const u8) {
     let _ = at;
 }
 
-/// The kernels of one format; `$dots` multiplies one row and uses the instructions `$features`.
+/// The kernels of one format; `$dots` multiplies one row and uses the instructions `$features`. It
+/// may depend on a type parameter `$products` of the function that uses the macro.
 macro_rules! dot_of_rows {
-    ($features:literal, $dots:path) => {{
+    ($features:literal, $(<$products:ident: $bound:path>)? $dots:path) => {{
         /// The loop is separate for each format, so a row can start before the previous row
-        /// completes.
+        /// completes. Never inlined, so `scripts/analyze_kernels` finds it where all processors have
+        /// the features.
+        #[inline(never)]
         #[target_feature(enable = $features)]
-        fn rows<const N: usize>(run: &RowRun<'_>, x: [ActView<'_>; N], out: &mut [[f32; N]]) {
+        fn rows<$($products: $bound,)? const N: usize>(
+            run: &RowRun<'_>,
+            x: [ActView<'_>; N],
+            out: &mut [[f32; N]],
+        ) {
             let last = super::tile::LastTile::of(&x);
             let x = super::tile::Tokens::new(x, &last);
             for (i, out) in out.iter_mut().enumerate() {
@@ -234,11 +241,11 @@ macro_rules! dot_of_rows {
         }
         DotKernels {
             // SAFETY: `Kernels::select` returns this table only if `is_supported` holds.
-            one: |run, x, out| unsafe { rows(run, x, out) },
+            one: |run, x, out| unsafe { rows::<$($products,)? 1>(run, x, out) },
             // SAFETY: as above.
-            four: |run, x, out| unsafe { rows(run, x, out) },
+            four: |run, x, out| unsafe { rows::<$($products,)? 4>(run, x, out) },
             // SAFETY: as above.
-            eight: |run, x, out| unsafe { rows(run, x, out) },
+            eight: |run, x, out| unsafe { rows::<$($products,)? 8>(run, x, out) },
         }
     }};
 }

@@ -17,6 +17,7 @@ pub(super) const TABLE: Table = Table {
     sum_squares: |x| sum_in_lanes(x.len(), |i| x[i] * x[i]),
     attention: &super::portable::attention::ATTENTION,
     activate: super::portable::activation::ACTIVATE,
+    soft_cap: super::portable::activation::SOFT_CAP,
     gate: super::portable::activation::GATE,
     recurrent: &super::portable::recurrent::RECURRENT,
 };

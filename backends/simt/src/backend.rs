@@ -9,7 +9,7 @@ use hal::{
     PackDesc, Plan, RawBuffer, RawMailbox, RawProgram, RawStaging, Result, Tensor, TensorDesc,
 };
 
-use crate::buffer::{Memory, RowLayout, SimtBuffer, Span, allocation_size, stored_size};
+use crate::buffer::{Memory, RowLayout, SimtBuffer, Span, stored_size};
 use crate::card::Card;
 use crate::driver::Driver;
 use crate::error::failure;
@@ -44,13 +44,13 @@ impl<D: Driver> SimtBackend<D> {
         let card = Arc::new(Card::new(Arc::new(driver), options)?);
         let facts = &card.checked.facts;
         let mut description = facts.description.clone();
-        let remarks = [card.checked.remark.as_deref(), card.submission.remark];
-        for remark in remarks.into_iter().flatten() {
+        if let Some(remark) = &card.checked.remark {
             description = format!("{description}; {remark}");
         }
         let info = DeviceInfo {
             name: facts.name.clone(),
             description,
+            remark: card.submission.remark,
             kind: facts.kind,
             max_binding: facts.total,
             hand_off: true,
@@ -100,7 +100,14 @@ impl<D: Driver> Backend for SimtBackend<D> {
             None if flags => "the device itself waits for the CPU's answers".to_owned(),
             None => "a submission ends at each hand-off".to_owned(),
         };
-        vec![launches, waits]
+        let prefetch = match self.card.checked.facts.prefetch {
+            0 => "weights are not prefetched into the L2 cache".to_owned(),
+            bytes => format!(
+                "a short kernel prefetches up to {} of the next weight into the L2 cache",
+                Bytes(bytes)
+            ),
+        };
+        vec![launches, waits, prefetch]
     }
 
     fn version(&self) -> String {
@@ -124,7 +131,7 @@ impl<D: Driver> Backend for SimtBackend<D> {
     }
 
     fn alloc_size(&self, desc: &TensorDesc) -> Bytes {
-        stored_size(desc).map_or(Bytes::MAX, allocation_size)
+        stored_size(desc).map_or(Bytes::MAX, |bytes| self.card.granule.allocation(bytes))
     }
 
     fn alloc(&self, label: &str, desc: &TensorDesc) -> Result<Box<dyn RawBuffer>> {
@@ -132,7 +139,7 @@ impl<D: Driver> Backend for SimtBackend<D> {
     }
 
     fn pack_size(&self, pack: &PackDesc, _mapped: bool) -> Bytes {
-        layout::pack_size(pack).map_or(Bytes::MAX, allocation_size)
+        layout::pack_size(pack).map_or(Bytes::MAX, |bytes| self.card.granule.allocation(bytes))
     }
 
     fn import(

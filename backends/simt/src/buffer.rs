@@ -4,13 +4,10 @@ use std::fmt;
 use std::sync::Arc;
 
 use hal::pack::plain_size;
-use hal::{Bytes, Layout, Operand, RawBuffer, Result, Tensor, TensorDesc};
+use hal::{Layout, Operand, RawBuffer, Result, Tensor, TensorDesc};
 
 use crate::driver::{DevicePtr, Driver};
 use crate::error::failure;
-
-/// Allocation sizes are multiples of this many bytes, to which the drivers align allocations.
-const ALIGN: u64 = 256;
 
 /// Layout of the rows in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,10 +81,6 @@ impl Span {
         debug_assert!(offset + size <= self.size, "{size} bytes at {offset} exceed {}", self.size);
         Span { at: self.at + offset, size }
     }
-}
-
-pub(crate) fn allocation_size(bytes: u64) -> Bytes {
-    Bytes(bytes.max(1).div_ceil(ALIGN).saturating_mul(ALIGN))
 }
 
 /// Bytes of a plain row on the device; `None` if the row is not a whole number of blocks or its

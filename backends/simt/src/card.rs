@@ -9,6 +9,7 @@ use hal::{RawStaging, Result};
 
 use crate::buffer::{Memory, Span};
 use crate::driver::Driver;
+use crate::granule::Granule;
 use crate::pinned::Pinned;
 use crate::probe::{Options, SubmissionMode};
 use crate::self_check::VerifiedDevice;
@@ -30,6 +31,8 @@ pub(crate) struct Card<D: Driver> {
     pub(crate) checked: VerifiedDevice,
     /// Code tables of the formats (`layout::tables`).
     pub(crate) tables: Memory<D>,
+    /// What allocations take.
+    pub(crate) granule: Granule,
     /// Set once the device has waited too long for an answer: programs compiled later end their
     /// submissions at hand-offs.
     pub(crate) timed_out: AtomicBool,
@@ -79,12 +82,16 @@ impl<D: Driver> Kernels<D> {
             return load_units();
         }
         std::thread::scope(|scope| {
-            let threads: Vec<_> =
-                (0..n_threads.min(missing.len())).map(|_| scope.spawn(load_units)).collect();
-            threads.into_iter().try_for_each(|thread| match thread.join() {
+            // This thread loads too, and alone if the system refuses others.
+            let start = |_| std::thread::Builder::new().spawn_scoped(scope, load_units).ok();
+            let threads: Vec<_> = (1..n_threads.min(missing.len())).map_while(start).collect();
+            let own = load_units();
+            let others = threads.into_iter().map(|thread| match thread.join() {
                 Ok(result) => result,
                 Err(panic) => std::panic::resume_unwind(panic),
-            })
+            });
+            // Every thread is joined, also after an error.
+            others.fold(own, |all, one| all.and(one))
         })
     }
 
@@ -127,10 +134,15 @@ impl<D: Driver> Card<D> {
     pub(crate) fn new(driver: Arc<D>, options: Options) -> Result<Card<D>> {
         let words = layout::tables();
         let tables = Memory::new(&driver, "tables", 4 * words.len() as u64)?;
+        let granule = Granule::measure(&driver)?;
         let kernels = Kernels::new(&driver);
         let stream = Stream::new(&driver)?;
         let submission = SubmissionMode::measure(&driver, &kernels, options)?;
-        let checked = VerifiedDevice::new(&driver, &kernels, options.matrix_units != Some(false))?;
+        let mut checked =
+            VerifiedDevice::new(&driver, &kernels, options.matrix_units != Some(false))?;
+        if options.prefetch == Some(false) {
+            checked.facts.prefetch = 0;
+        }
         let uploader = Uploader { stream, blocks: [None, None], next: 0, busy: false };
         let (uploader, steps) = (Mutex::new(uploader), AtomicU32::new(0));
         let (timed_out, avoided) = Default::default();
@@ -138,6 +150,7 @@ impl<D: Driver> Card<D> {
             driver,
             submission,
             checked,
+            granule,
             tables,
             timed_out,
             avoided,

@@ -24,6 +24,9 @@ pub struct Facts {
     /// Whether the device has matrix instructions for floats (`HAS_MMA_FLOATS`), and three products
     /// with them take less time than one product without.
     pub mma_floats: bool,
+    /// Bytes of the next weight that a short launch brings into the L2 cache: what memory transfers in
+    /// that time, and a small part of the cache. 0 if the device has no such instruction.
+    pub prefetch: u64,
     /// Whether the system kills kernels that run for seconds, because a display is attached to the
     /// device.
     pub watchdog: bool,

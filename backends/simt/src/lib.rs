@@ -19,6 +19,7 @@ mod driver;
 mod error;
 mod facts;
 mod found;
+mod granule;
 mod lowering;
 mod mailbox;
 mod missing;

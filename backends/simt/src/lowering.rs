@@ -1,7 +1,7 @@
 //! Lowers ops to launches (kernel and arguments), once, when a program is compiled.
 
 use hal::{Result, Tensor};
-use lower::EarlierResults;
+use lower::{EarlierResults, FEW_TOKENS};
 
 use crate::buffer::{Span, plain};
 use crate::driver::{Arg, Geometry};
@@ -29,6 +29,22 @@ pub(crate) struct Lowering<'a> {
     constants: &'a mut dyn ConstantStore,
     launches: Vec<Launch>,
     earlier: EarlierResults<Span>,
+    /// The weight that the next ops read first.
+    next_weight: Option<Span>,
+    /// The beginning of a weight that earlier launches prefetched.
+    prefetched: Span,
+}
+
+/// Bytes of a line of the L2 cache (`LINE` in `kernels-cuda/lib/prefetch.cuh`).
+const LINE: u64 = 128;
+
+/// What the additional blocks of a launch bring into the L2 cache.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Prefetch {
+    /// The last arguments of the kernel: the first line, and the number of lines.
+    pub(crate) args: [Arg; 2],
+    /// The number of additional blocks, in the first dimension of the grid.
+    pub(crate) n_blocks: usize,
 }
 
 /// Memory for constant words that a program reads.
@@ -45,7 +61,8 @@ impl<'a> Lowering<'a> {
         constants: &'a mut dyn ConstantStore,
     ) -> Lowering<'a> {
         let (launches, earlier) = (Vec::new(), EarlierResults::default());
-        Lowering { facts, tables, workspace, constants, launches, earlier }
+        let (next_weight, prefetched) = (None, Span::NONE);
+        Lowering { facts, tables, workspace, constants, launches, earlier, next_weight, prefetched }
     }
 
     pub(crate) fn facts(&self) -> &'a Facts {
@@ -79,6 +96,25 @@ impl<'a> Lowering<'a> {
     /// Copies constant words that the op reads to the device.
     pub(crate) fn constants(&mut self, words: &[u32]) -> Result<Span> {
         self.constants.store(words)
+    }
+
+    pub(crate) fn set_next_weight(&mut self, weight: Option<Span>) {
+        self.next_weight = weight;
+    }
+
+    /// What a launch of blocks of `threads` threads prefetches beside its work on `n_tokens`:
+    /// further lines of the next weight. In prefill nothing, since launches take long there.
+    pub(crate) fn prefetch(&mut self, n_tokens: usize, threads: u32) -> Prefetch {
+        let weight = self.next_weight.filter(|_| n_tokens <= FEW_TOKENS).unwrap_or(Span::NONE);
+        let first = if self.prefetched.at == weight.at { self.prefetched.size } else { 0 };
+        let n_lines = (weight.size - first).min(self.facts.prefetch) / LINE;
+        if n_lines == 0 {
+            return Prefetch { args: [ptr(Span::NONE), word(0)], n_blocks: 0 };
+        }
+        self.prefetched = Span { at: weight.at, size: first + n_lines * LINE };
+        let lines = weight.part(first, n_lines * LINE);
+        let n_lines = n_lines as usize;
+        Prefetch { args: [ptr(lines), word(n_lines)], n_blocks: n_lines.div_ceil(threads as usize) }
     }
 
     /// Adds a launch of `kernel` in `unit`, unless its grid is empty. The arguments match the

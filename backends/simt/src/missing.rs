@@ -6,10 +6,12 @@ use thiserror::Error;
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum LibraryError {
     /// The library was not found.
-    #[error("{name} was not found; install the GPU driver (on AMD: ROCm)")]
+    #[error("{name} was not found; install {package}")]
     Library {
         /// The library's file name.
         name: &'static str,
+        /// What contains it.
+        package: &'static str,
     },
     /// The library lacks a function.
     #[error("the driver's library has no function {name}; install a newer driver")]

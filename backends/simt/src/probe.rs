@@ -54,6 +54,8 @@ pub struct Options {
     pub flags: Option<bool>,
     /// `Some(false)`: no matrix instructions, even if they pass the check.
     pub matrix_units: Option<bool>,
+    /// `Some(false)`: short launches do not bring the next weight into the L2 cache.
+    pub prefetch: Option<bool>,
     /// How long the device waits for an answer.
     pub wait_limit: Option<Duration>,
 }
@@ -73,7 +75,7 @@ pub struct SubmissionMode {
     pub in_graph: Option<Duration>,
     /// Time from the host's write of a flag to the device's reply; `None` if no reply came in time.
     pub echo: Option<Duration>,
-    /// Why this device needs a slower mode than others; part of its description.
+    /// Why this device needs a slower mode than others: [`hal::DeviceInfo::remark`].
     pub remark: Option<&'static str>,
 }
 

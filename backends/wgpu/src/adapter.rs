@@ -221,6 +221,7 @@ impl Adapter {
         let info = DeviceInfo {
             name: self.name.clone(),
             description: self.description(),
+            remark: None,
             kind: self.kind(),
             max_binding: Bytes(facts.limits.max_buffer_size),
             hand_off: true,

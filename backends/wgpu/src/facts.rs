@@ -34,6 +34,9 @@ pub struct Tuning {
     /// Maximum number of queries that share keys in a workgroup of attention, a power of two. Each
     /// is code of its own.
     pub(crate) queries: u32,
+    /// The same for one token, which waits for memory more than it computes: more waves can be worth
+    /// more than fewer loads.
+    pub(crate) queries_of_one: u32,
     /// Whether products and attention load several rows or units before they multiply, which is code
     /// for each.
     pub(crate) loads_ahead: bool,
@@ -41,16 +44,23 @@ pub struct Tuning {
 
 /// For software drivers: few workgroups, since the driver runs them in a loop, and short code, since
 /// the driver's compiler is slow and a processor does not wait for loads as a GPU does.
-const SOFTWARE: Tuning = Tuning { flat: 64, row: 64, fill: 16, queries: 2, loads_ahead: false };
-/// Tuning constants by PCI vendor id.
+const SOFTWARE: Tuning =
+    Tuning { flat: 64, row: 64, fill: 16, queries: 2, queries_of_one: 2, loads_ahead: false };
+/// The constants of a class of cards that waits for memory, with as many queries as their registers
+/// hold.
+const fn card(flat: u32, row: u32, fill: u32) -> Tuning {
+    Tuning { flat, row, fill, queries: 8, queries_of_one: 8, loads_ahead: true }
+}
+
+/// Tuning constants by PCI vendor id. Eight queries of one token take up the registers of AMD cards:
+/// half as many waves run (`docs/measurements/gpu.md`).
 const VENDORS: [(u32, Tuning); 4] = [
-    (0x10de, Tuning { flat: 256, row: 128, fill: 1024, queries: 8, loads_ahead: true }), // NVIDIA
-    (0x1002, Tuning { flat: 256, row: 128, fill: 512, queries: 8, loads_ahead: true }),  // AMD
-    (0x8086, Tuning { flat: 128, row: 64, fill: 256, queries: 8, loads_ahead: true }),   // Intel
-    (0x106b, Tuning { flat: 256, row: 128, fill: 256, queries: 8, loads_ahead: true }),  // Apple
+    (0x10de, card(256, 128, 1024)), // NVIDIA
+    (0x1002, Tuning { queries_of_one: 4, ..card(256, 128, 512) }), // AMD
+    (0x8086, card(128, 64, 256)),   // Intel
+    (0x106b, card(256, 128, 256)),  // Apple
 ];
-const OTHER_VENDORS: Tuning =
-    Tuning { flat: 128, row: 64, fill: 256, queries: 8, loads_ahead: true };
+const OTHER_VENDORS: Tuning = card(128, 64, 256);
 
 impl Tuning {
     /// The constants for a PCI vendor id.

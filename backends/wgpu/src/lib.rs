@@ -24,6 +24,8 @@ mod ops;
 mod probe;
 mod program;
 mod queue;
+#[cfg(all(test, target_os = "linux"))]
+mod radv;
 mod run;
 mod shader;
 mod timer;

@@ -11,6 +11,8 @@ use hal::MemoryReport;
 
 /// First bytes of a file of compiled shaders.
 const MAGIC: &[u8; 8] = b"TCWGPU01";
+/// Larger files are not read; drivers keep up to some MB for the shaders here.
+const MAX_CACHE: u64 = 1 << 28;
 
 /// Total and free memory of a device's largest device-local heap. Both are unknown without Vulkan;
 /// free memory is also unknown without Vulkan 1.1 and the extension `VK_EXT_memory_budget`.
@@ -70,7 +72,8 @@ impl PipelineCacheFile {
         folder: &Path,
     ) -> Option<PipelineCacheFile> {
         let path = folder.join(wgpu::util::pipeline_cache_key(info)?);
-        let saved = fs::read(&path).ok().and_then(|file| Some(cache_data(&file)?.to_vec()));
+        let file = own_file::read_own(&path, MAX_CACHE).ok();
+        let saved = file.and_then(|file| Some(cache_data(&file)?.to_vec()));
         let descriptor = wgpu::PipelineCacheDescriptor {
             label: Some("pipeline cache"),
             data: saved.as_deref(),

@@ -114,7 +114,7 @@ pub(crate) struct BenchArgs {
     pub(crate) warmup: bool,
     /// Measure a synthetic model: SHAPE:TYPE:relu or SHAPE:TYPE:silu
     ///
-    /// SHAPE is tiny, 1b, 3b, 7b, 8b, 13b or 70b.
+    /// SHAPE is tiny, 1b, 3b, 7b, 8b, 13b or 70b, or EMBDxLAYERSxFFxHEADS/KV_HEADS.
     /// SHAPE*EXPERTS/USED:TYPE:silu makes an MoE model that routes each token to USED of EXPERTS.
     #[arg(long, value_name = "SPEC", env = "THERMOCLINE_ARG_SYNTHETIC")]
     #[arg(value_parser = synthetic)]

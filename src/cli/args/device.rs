@@ -101,16 +101,17 @@ pub(crate) struct DeviceArgs {
     pub(crate) reset_gpu_index: bool,
 }
 
-/// The flag that switches ways of using devices.
+/// The flag that switches features of devices.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Devices")]
 pub(crate) struct SwitchArgs {
-    /// Turn ways of using devices off: CUDA0:graphs=off,flags=off
+    /// Turn off features of devices: CUDA0:graphs=off,flags=off
     ///
     /// For a driver that fails or gives wrong results. CUDA and HIP have graphs, flags (the device
-    /// waits for the CPU inside a step) and mma (matrix instructions); Vulkan, Metal and DX12 have
-    /// subgroups; all have self-test (kernels are compared with the CPU when a model is loaded).
-    /// Without the name of a device, a switch is for all devices. `doctor` shows what is in use.
+    /// waits for the CPU inside a step) and mma (matrix instructions); CUDA has prefetch (of the next
+    /// weight into the L2 cache); Vulkan, Metal and DX12 have subgroups; all have self-test (kernels
+    /// are compared with the CPU when a model is loaded).
+    /// Without a device's name, a switch applies to all devices. `doctor` shows what is in use.
     #[arg(long, value_name = "LIST", env = "THERMOCLINE_ARG_DEVICE_OPTIONS")]
     device_options: Vec<DeviceSwitches>,
 }

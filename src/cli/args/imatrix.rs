@@ -54,9 +54,10 @@ pub(crate) struct ImatrixArgs {
     /// Also collect the inputs of the output matrix
     #[arg(long, env = "THERMOCLINE_ARG_PROCESS_OUTPUT", value_parser = boolish())]
     pub(crate) process_output: bool,
-    /// Measure the perplexity too; --no-ppl saves its time
-    #[arg(long, env = "THERMOCLINE_ARG_PPL", value_parser = boolish(), default_value = "true")]
-    #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    /// Also measure the perplexity (--no-ppl)
+    #[arg(long, value_name = "on|off", env = "THERMOCLINE_ARG_PPL", default_value = "on")]
+    #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "on")]
+    #[arg(value_parser = boolish())]
     pub(crate) ppl: bool,
     /// Read special tokens in the text
     #[arg(long, env = "THERMOCLINE_ARG_PARSE_SPECIAL", value_parser = boolish())]

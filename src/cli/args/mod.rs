@@ -55,7 +55,7 @@ use super::failure::Failure;
 use crate::devices::COMPILE_COMMAND;
 use clap::builder::TypedValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use std::num::NonZeroUsize;
+use std::num::{IntErrorKind, NonZeroUsize};
 use std::ops::{Bound, RangeBounds};
 use std::path::PathBuf;
 
@@ -190,6 +190,18 @@ impl Command {
             _ => return None,
         };
         Some(&model.placement)
+    }
+
+    /// Whether the command computes figures or a file, of which Ctrl-C leaves nothing or a part.
+    pub(crate) fn measures(&self) -> bool {
+        matches!(
+            self,
+            Self::Bench(_)
+                | Self::Perplexity(_)
+                | Self::Imatrix(_)
+                | Self::Predictor(_)
+                | Self::Profile(_)
+        )
     }
 
     /// The number of threads that the user set, where it limits the whole command.
@@ -370,11 +382,23 @@ pub(crate) fn whole<T: TryFrom<i64>>(
                 (Some(least), Some(most)) => {
                     format!("must be a whole number from {least} to {most}")
                 }
+                // The type still has an upper bound.
+                (Some(least), None) if is_at_least(text, least) => {
+                    "the number is too large".to_owned()
+                }
                 (Some(least), None) => format!("must be a whole number, {least} or more"),
                 (None, Some(most)) => format!("must be a whole number, {most} or less"),
                 (None, None) => "must be a whole number".to_owned(),
             }
         })
+    }
+}
+
+/// Whether `text` is a whole number of at least `least`, also beyond 64 bits.
+fn is_at_least(text: &str, least: i64) -> bool {
+    match text.trim().parse::<i64>() {
+        Ok(number) => number >= least,
+        Err(error) => *error.kind() == IntErrorKind::PosOverflow,
     }
 }
 

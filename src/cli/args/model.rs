@@ -26,8 +26,9 @@ pub(crate) struct ModelArgs {
     pub(crate) hub: HubArgs,
     /// Context size in tokens
     ///
-    /// 0 uses the size that the model was trained with. By default, the command chooses a size that
-    /// fits the memory budget, and prints it.
+    /// 0 uses the size that the model was trained with. The default is that size, but at most 4096
+    /// tokens, or more on a GPU where decode stays nearly as fast; 512 for `perplexity` and
+    /// `imatrix`.
     #[arg(short, long, value_name = "N", env = "THERMOCLINE_ARG_CTX_SIZE")]
     #[arg(value_parser = whole::<u32>(0..).map(context_size))]
     pub(crate) ctx_size: Option<ContextSize>,
@@ -39,7 +40,7 @@ pub(crate) struct ModelArgs {
     #[arg(long, value_name = "N", env = "THERMOCLINE_ARG_UBATCH", default_value = "512")]
     #[arg(value_parser = batch())]
     pub(crate) ubatch_size: NonZeroU32,
-    /// CPU threads for decode; -1 for the default
+    /// CPU threads for decode; -1: one per physical core
     #[arg(short, long, value_name = "N", env = "THERMOCLINE_ARG_THREADS", default_value = "-1")]
     #[arg(value_parser = threads())]
     pub(crate) threads: Threads,
@@ -79,7 +80,8 @@ pub(crate) struct PlacementArgs {
     pub(crate) load_mode: LoadMode,
     /// Reject a model that needs more memory than this machine has
     ///
-    /// By default it runs from the memory-mapped file, slowly. With --no-mmap it is always rejected.
+    /// By default, weights that do not fit stay on disk. With --no-mmap such a model is always
+    /// rejected.
     #[arg(long, env = "THERMOCLINE_ARG_RAM_CHECK", value_parser = boolish())]
     pub(crate) ram_check: bool,
     /// Repack weights where that is faster (--no-repack, -nr)

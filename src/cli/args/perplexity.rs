@@ -1,10 +1,13 @@
 //! `thermocline perplexity`.
 
+use super::serve::parallel;
 use super::{CommonArgs, ModelArgs, boolish, whole};
 use crate::cli::failure::Failure;
 use crate::cli::texts::{piped_text, read_file, read_prompt};
 use clap::builder::TypedValueParser;
 use clap::{Args, ValueEnum};
+use runtime::Options;
+use std::num::NonZeroU32;
 use std::path::PathBuf;
 
 /// Measure quality on a text. As in llama-perplexity, the second half of each context-sized chunk
@@ -25,6 +28,13 @@ pub(crate) struct PerplexityArgs {
     #[arg(long, value_name = "N", env = "THERMOCLINE_ARG_CHUNKS", default_value = "-1")]
     #[arg(value_parser = whole::<i32>(-1..).try_map(chunk_limit))]
     pub(crate) chunks: Limit,
+    /// Number of chunks to run at once (-np)
+    ///
+    /// The weights are then read once for the tokens of all of them. With --against, chunks run one
+    /// at a time.
+    #[arg(long, value_name = "N", env = "THERMOCLINE_ARG_N_PARALLEL", default_value = "1")]
+    #[arg(value_parser = parallel())]
+    pub(crate) parallel: NonZeroU32,
     /// Compare with a second run of the same text
     #[arg(long, value_name = "WHAT", env = "THERMOCLINE_ARG_AGAINST")]
     #[arg(conflicts_with_all = ["kl_divergence", "kl_divergence_base"])]
@@ -80,6 +90,14 @@ pub(crate) enum Reference {
 }
 
 impl PerplexityArgs {
+    pub(crate) fn options(&self) -> Options {
+        let n_parallel = match self.against {
+            Some(ComparisonTarget::Dense) => NonZeroU32::MIN,
+            None => self.parallel,
+        };
+        Options { n_parallel, ..self.model.options() }
+    }
+
     /// The reference to compare with.
     pub(crate) fn reference(&self) -> Reference {
         match (self.against, &self.kl_divergence_base) {

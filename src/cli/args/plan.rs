@@ -112,7 +112,7 @@ pub(crate) struct DevicesArgs {
 /// Measure memory bandwidth and hand-offs; report missing drivers and how to install them.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct DoctorArgs {
-    /// CPU threads; -1 for the default
+    /// CPU threads; -1: one per physical core
     #[arg(short, long, value_name = "N", env = "THERMOCLINE_ARG_THREADS", default_value = "-1")]
     #[arg(value_parser = threads())]
     pub(crate) threads: Threads,

@@ -147,6 +147,11 @@ impl QuantizeArgs {
         let input = PathBuf::from(input);
         let (output, target, threads) = match rest {
             [ty, threads @ ..] if is_type(ty) => (None, ty, threads),
+            [name] if name.to_string_lossy().contains(['.', '/', '\\']) => {
+                let message = format!("the type is missing after '{}'", name.to_string_lossy());
+                return Err(Failure::usage(message)
+                    .help("for example `thermocline quantize in.gguf out.gguf Q4_K_M`"));
+            }
             [output, ty, threads @ ..] => (Some(PathBuf::from(output)), ty, threads),
             [ty] => (None, ty, &[][..]),
             [] => return Err(usage()),

@@ -113,7 +113,7 @@ pub(crate) struct CacheArgs {
 pub(crate) enum CacheAction {
     /// Print each file, its size and its model
     List,
-    /// Delete all files; a later run repacks the weights again
+    /// Delete the repacked weights; a later run makes them again
     Clear,
 }
 

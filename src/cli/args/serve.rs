@@ -178,7 +178,7 @@ pub(super) static POOLINGS: [Choice<Pooling>; 5] = [
 ];
 
 /// At most 256, because the engine keeps a state slot for each sequence.
-fn parallel() -> impl TypedValueParser<Value = NonZeroU32> {
+pub(super) fn parallel() -> impl TypedValueParser<Value = NonZeroU32> {
     let count = whole::<u32>(1..=256);
     count.map(|n| NonZeroU32::new(n).unwrap_or(NonZeroU32::MIN))
 }

@@ -6,6 +6,7 @@ use crate::cli::failure::{Exit, Failure};
 use crate::cli::interrupt::Interrupt;
 use crate::cli::observer::bar;
 use crate::cli::output::Output;
+use crate::cli::suggest::nearest;
 use crate::cli::terminal::{Terminal, counted, printable};
 use crate::convert::{
     self, BeforeAfter, Error, PartSize, Progress, QuantizeSummary, Summary, Target,
@@ -181,6 +182,7 @@ impl From<Error> for Failure {
         | Error::CodebookTarget { .. }
         | Error::Pattern { .. }
         | Error::NeedsImportance { .. }
+        | Error::Requantize { .. }
         | Error::Exists { .. }
         | Error::SameFile { .. }
         | Error::Parts { .. } = error
@@ -195,7 +197,7 @@ impl From<Error> for Failure {
         } else if is_os_error(&error) {
             Failure::new(Exit::Failed, "cannot create the output file").caused_by(&error)
         } else {
-            Failure::new(Exit::BadModel, "cannot convert the model").caused_by(&error)
+            Failure::new(Exit::BadModel, "cannot use the input model").caused_by(&error)
         };
         Failure { help, ..failure }
     }
@@ -221,8 +223,11 @@ fn is_os_error(error: &Error) -> bool {
 }
 
 fn help(error: &Error) -> Option<String> {
-    if let Error::Architecture { known, .. } = error {
-        return Some(format!("supported architectures: {}", known.join(", ")));
+    if let Error::Architecture { found, known, .. } = error {
+        let near = nearest(found, known.iter().copied());
+        let near = near.map_or(String::new(), |name| format!("the most similar is {name}; "));
+        let n = known.len();
+        return Some(format!("{n} classes are supported: {near}docs/convert.md lists them"));
     }
     if let Error::Shapes { known, .. } = error {
         return Some(format!("known model types: {}", known.join(", ")));
@@ -256,6 +261,8 @@ fn help(error: &Error) -> Option<String> {
         "choose another output file"
     } else if let Some(Problem::Disk { .. }) = problem(error) {
         "free some space, or write to another disk"
+    } else if let Some(Problem::SourceChanged | Problem::SourceLost) = problem(error) {
+        "start again, and leave the file as it is until the output is complete"
     } else {
         return None;
     };
@@ -272,15 +279,14 @@ mod tests {
         assert_eq!((exists.exit.code(), exists.help.as_deref()), (2, Some("--force replaces it")));
         let unknown = Error::Architecture {
             file: "c".into(),
-            found: "Mamba".into(),
-            known: vec!["LlamaForCausalLM"],
+            found: "LlamasForCausalLM".into(),
+            known: vec!["LlamaForCausalLM", "OPTForCausalLM"],
         };
         let unknown = Failure::from(unknown);
         assert_eq!(unknown.exit.code(), 3);
-        assert!(
-            unknown.causes[0].contains("Mamba")
-                && unknown.help.unwrap().contains("LlamaForCausalLM")
-        );
+        assert!(unknown.causes[0].contains("LlamasForCausalLM"));
+        let help = "2 classes are supported: the most similar is LlamaForCausalLM; docs/convert.md lists them";
+        assert_eq!(unknown.help.as_deref(), Some(help));
         assert_eq!(Failure::from(Error::Interrupted).exit.code(), 130);
     }
 }

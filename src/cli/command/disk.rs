@@ -5,8 +5,8 @@ use crate::generate::Report;
 use hal::Bytes;
 use serde_json::{Value, json};
 
-/// How many of the needed weights were in memory, what was read, and how long that took; empty if
-/// all weights are in memory.
+/// The share of the needed weights on disk that the cache in memory had, what was read, and how long
+/// that took; empty if all weights are in memory.
 pub(super) fn summary(report: &Report) -> String {
     let disk = &report.neurons.disk;
     let Some(hits) = hit_share(report) else { return String::new() };
@@ -21,7 +21,7 @@ pub(super) fn summary(report: &Report) -> String {
         format!(" | weights: {on_devices}{memory} in memory, {disk} on disk")
     });
     format!(
-        "{tiers} | disk: {:.1} % of the needed weights in memory, {per_token} read per token, waiting {waited:.0} % of the time",
+        "{tiers} | disk: {:.1} % cache hits, {per_token} read per token, waiting {waited:.0} % of the time",
         100.0 * hits
     )
 }
@@ -88,7 +88,7 @@ mod tests {
         disk.waited = Duration::from_secs(5);
         assert_eq!(
             summary(&report),
-            " | disk: 75.0 % of the needed weights in memory, 1.00 MiB read per token, waiting 50 % of the time"
+            " | disk: 75.0 % cache hits, 1.00 MiB read per token, waiting 50 % of the time"
         );
         assert_eq!(fields(&report)["waited_share"], 0.5);
     }

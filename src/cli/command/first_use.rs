@@ -99,7 +99,7 @@ pub(super) fn train_missing(
 fn without_out(failure: Failure) -> Failure {
     match &failure.help {
         Some(help) if help.contains("--out") => failure.help(
-            "make room or another folder (--repack-cache DIR) for the file, or use --sparsity exact, which needs none",
+            "free some space, choose another folder with --repack-cache DIR, or use --sparsity exact, which needs no such file",
         ),
         Some(_) | None => failure,
     }

@@ -5,7 +5,7 @@ use crate::cli::failure::{Exit, Failure};
 use crate::cli::interrupt::Interrupt;
 use crate::cli::output::Output;
 use crate::cli::progress;
-use crate::cli::terminal::{Terminal, printable};
+use crate::cli::terminal::{Terminal, counted, printable};
 use crate::convert::ImportanceMatrix;
 use crate::engine::{Engine, EngineOptions, Sparsity};
 use crate::evaluate::{Chunks, Collected, Collection, check_importance};
@@ -78,9 +78,9 @@ impl Job<'_> {
         if let Err(failure) = ended {
             if collected.n_chunks > 0 {
                 self.write(&self.args.output, &collected)?;
+                let file = printable(&self.args.output.display().to_string());
                 self.terminal.note(&format!(
-                    "{} has {} of {} chunks; --chunk {} --in-file continues",
-                    printable(&self.args.output.display().to_string()),
+                    "{file} has {} of {} chunks; --chunk {} --in-file {file} continues",
                     collected.n_chunks,
                     chunks.n_chunks(),
                     self.args.chunk + collected.n_chunks,
@@ -161,9 +161,9 @@ impl Job<'_> {
             self.terminal.note(&format!("final estimate: PPL = {value:.4} +/- {error:.5}"));
         }
         self.terminal.note(&format!(
-            "{} tensors, {} chunks of {} tokens, {:.1} s",
-            entries.len(),
-            collected.n_chunks,
+            "{}, {} of {} tokens, {:.1} s",
+            counted(entries.len(), "tensor"),
+            counted(collected.n_chunks, "chunk"),
             chunks.n_ctx(),
             self.start.elapsed().as_secs_f64()
         ));

@@ -68,7 +68,11 @@ impl<'a> Measurement<'a> {
         text: Option<String>,
         terminal: &'a Terminal,
     ) -> Result<Self, Failure> {
-        let runtime = Runtime::new(args.model.options(), terminal.observer())?;
+        let options = args.options();
+        if options.n_parallel < args.parallel {
+            terminal.note("--against runs one chunk at a time");
+        }
+        let runtime = Runtime::new(options, terminal.observer())?;
         let opened = runtime.open(args.model.model.as_deref())?.decoder()?;
         let bos = opened.tokenizer.bos().filter(|_| opened.tokenizer.adds_bos());
         let (reference, limit) = (args.reference(), args.chunks);
@@ -142,6 +146,11 @@ impl<'a> Measurement<'a> {
     }
 
     fn load(&self, n_ctx: usize, sparsity: Option<Sparsity>) -> Result<Engine, Failure> {
+        let n_ctx = match self.runtime.options().n_parallel.get() as usize {
+            1 => n_ctx,
+            // Each sequence takes whole blocks of the KV cache.
+            n_chunks => n_ctx.next_multiple_of(hal::KV_BLOCK).saturating_mul(n_chunks),
+        };
         let mut settings = self.runtime.settings(&self.opened.model, n_ctx);
         settings.sparsity = sparsity.unwrap_or(settings.sparsity);
         settings.placing = self.placing.clone();

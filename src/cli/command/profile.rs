@@ -161,7 +161,14 @@ impl ProfileJob<'_> {
                 let help = "the same text (-f) and settings resume it, --restart replaces it";
                 Err(Failure::usage(message).help(help))
             }
-            Some(_) | None => Ok(text.start(model)),
+            Some(replaced) => {
+                if !is_automatic(&replaced) {
+                    let n = replaced.n_tokens();
+                    self.terminal.note(&format!("replacing the stored profile of {n} tokens"));
+                }
+                Ok(text.start(model))
+            }
+            None => Ok(text.start(model)),
         }
     }
 
@@ -172,7 +179,8 @@ impl ProfileJob<'_> {
         let tokens = tokenizer
             .encode(text, true, false)
             .map_err(|e| Failure::new(Exit::Failed, "cannot tokenize the text").caused_by(&e))?;
-        if tokens.is_empty() {
+        // An empty text still has a BOS token.
+        if text.trim().is_empty() || tokens.is_empty() {
             let message = "the text is empty: nothing to profile";
             return Err(Failure::usage(message).help("pass a longer text with -f"));
         }
@@ -182,6 +190,10 @@ impl ProfileJob<'_> {
             Text::new(&tokens, bos, n_ctx, self.args.tokens).with_source_prefix(self.text.why);
         let mut profile = self.start_or_resume(found, &text)?;
         if profile.is_finished() {
+            let n = profile.n_tokens();
+            self.terminal.note(&format!(
+                "the stored profile of {n} tokens is complete; --restart measures a new one"
+            ));
             return Ok(profile);
         }
         if profile.n_tokens() > 0 {

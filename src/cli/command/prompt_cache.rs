@@ -1,8 +1,9 @@
 //! `--prompt-cache`: a sequence's tokens and KV cache in a file, for the next run.
 
-use std::fs;
-use std::io;
+use std::io::Read;
 use std::path::Path;
+
+use own_file::open_regular;
 
 use crate::cli::args::RunArgs;
 use crate::cli::failure::{Exit, Failure};
@@ -12,12 +13,16 @@ use crate::engine::{Engine, Sequence};
 /// The sequence in the file of `--prompt-cache`; an empty one without the flag or without the file.
 ///
 /// # Errors
-/// A file that cannot be read, or that is not a saved sequence of this model.
+/// A file that cannot be read, or that is not a saved sequence of this model; a folder that does not
+/// exist.
 pub(super) fn load(
     args: &RunArgs,
     engine: &mut Engine,
     terminal: &Terminal,
 ) -> Result<Sequence, Failure> {
+    if let Some(path) = args.prompt_cache.as_deref().filter(|_| !args.prompt_cache_ro) {
+        check_folder(path)?;
+    }
     let Some(path) = args.prompt_cache.as_deref().filter(|path| exists(path)) else {
         return Ok(engine.new_sequence());
     };
@@ -25,6 +30,21 @@ pub(super) fn load(
     let sequence = restore(path, &read(path)?, engine).map_err(|failure| failure.help(help))?;
     terminal.note(&format!("{} tokens in the prompt cache", sequence.tokens().len()));
     Ok(sequence)
+}
+
+/// Fails before a text is generated whose cache could not be written.
+fn check_folder(path: &Path) -> Result<(), Failure> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    match folder.filter(|folder| !folder.is_dir()) {
+        None => Ok(()),
+        Some(folder) => {
+            let message = format!("cannot write the prompt cache '{}'", path.display());
+            let cause = format!("the folder {} does not exist", folder.display());
+            let mut failure = Failure::new(Exit::Failed, message);
+            failure.causes.push(cause);
+            Err(failure)
+        }
+    }
 }
 
 /// Whether the file exists; true if the check fails.
@@ -37,13 +57,9 @@ fn exists(path: &Path) -> bool {
 /// # Errors
 /// A file that cannot be read.
 pub(super) fn read(path: &Path) -> Result<Vec<u8>, Failure> {
-    let whole = || {
-        if !fs::metadata(path)?.is_file() {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file"));
-        }
-        fs::read(path)
-    };
-    whole().map_err(|error| {
+    let mut bytes = Vec::new();
+    let read = open_regular(path).and_then(|mut file| file.read_to_end(&mut bytes));
+    read.map(|_| bytes).map_err(|error| {
         let message = format!("cannot read the prompt cache '{}'", path.display());
         Failure::new(Exit::Failed, message).caused_by(&error)
     })

@@ -90,7 +90,7 @@ fn continue_prompt(args: &RunArgs, trace: &Trace, terminal: &Terminal) -> Result
     let built_in = args.model.model.is_none();
     let text = args.prompt.as_deref().unwrap_or(if built_in { STORY } else { "" });
     if args.prompt.is_none() && !built_in && io::stdin().is_terminal() {
-        terminal.note("no prompt was given, so the model begins a text of its own; -p TEXT gives one, `thermocline chat` converses");
+        terminal.note("no prompt was given, so the model begins a text of its own; -p TEXT sets a prompt, `thermocline chat` starts a conversation");
     }
     let prompt = prompt_ids(text, &tokenizer, n_ctx)?;
     if args.verbose_prompt {
@@ -174,7 +174,7 @@ fn prompt_ids(text: &str, tokenizer: &Tokenizer, n_ctx: usize) -> Result<Vec<u32
     }
     if n >= n_ctx {
         let message = format!(
-            "the prompt takes {n} of the context's {n_ctx} tokens, which leaves no room for an answer"
+            "the prompt takes {n} of the context's {n_ctx} tokens, which leaves no room to continue it"
         );
         let help = format!("use a larger context, such as -c {}", (n + 256).next_multiple_of(256));
         return Err(Failure::new(Exit::Failed, message).help(help));

@@ -27,7 +27,7 @@ impl Trace {
     pub(crate) fn watch(&self, engine: &mut Engine, name: &str) {
         let Some((_, file)) = &self.0 else { return };
         let infos = engine.devices().iter().map(|device| device.info());
-        let devices: Vec<_> = infos.map(|i| (i.name.clone(), i.description.clone())).collect();
+        let devices: Vec<_> = infos.map(|i| (i.name.clone(), i.described())).collect();
         file.lock().unwrap_or_else(PoisonError::into_inner).engine(name, &devices);
         let file = Arc::clone(file);
         engine.set_tracer(Some(Box::new(move |step| {

@@ -1,4 +1,4 @@
-//! Encoders: models of embeddings, and rankers.
+//! Encoders: embedding models and ranking models.
 
 use std::path::Path;
 
@@ -13,11 +13,11 @@ use crate::Error;
 use crate::config::Json;
 use gguf::{Array, Strings, Value};
 
-/// llama.cpp's numbers of the pooling types.
+/// The numbers of the pooling types in llama.cpp.
 const MEAN: u32 = 1;
-const FIRST: u32 = 2;
+pub(super) const FIRST: u32 = 2;
 const LAST: u32 = 3;
-const RANK: u32 = 4;
+pub(super) const RANK: u32 = 4;
 
 pub(super) const BERT: Family = Family {
     arch: "bert",
@@ -36,7 +36,14 @@ pub(super) const BERT_RANKER: Family = Family {
 };
 
 pub(super) const ROBERTA: Family = Family {
-    classes: &["RobertaModel", "RobertaForMaskedLM", "XLMRobertaModel", "XLMRobertaForMaskedLM"],
+    classes: &[
+        "RobertaModel",
+        "RobertaForMaskedLM",
+        "XLMRobertaModel",
+        "XLMRobertaForMaskedLM",
+        "CamembertModel",
+        "CamembertForMaskedLM",
+    ],
     rules: &[BERT_EMBEDDINGS, ROBERTA_POSITIONS, rules::BERT, NO_HEAD],
     keys: roberta,
     ..BERT
@@ -97,6 +104,11 @@ fn bert(build: &mut Build<'_>) -> Result<(), Error> {
 
 fn roberta(build: &mut Build<'_>) -> Result<(), Error> {
     bert(build)?;
+    after_padding(build)
+}
+
+/// Subtracts the positions up to that of the padding from the context length.
+pub(super) fn after_padding(build: &mut Build<'_>) -> Result<(), Error> {
     let n_rows = build.config.count(super::keys::CONTEXT, "the number of positions")?;
     let first = build.first_position()?;
     match n_rows.checked_sub(first) {
@@ -111,16 +123,20 @@ fn roberta(build: &mut Build<'_>) -> Result<(), Error> {
     }
 }
 
-fn nomic_bert(build: &mut Build<'_>) -> Result<(), Error> {
+/// The settings that all models of Nomic have.
+pub(super) fn nomic_layout(build: &Build<'_>) -> Result<(), Error> {
     let config = build.config;
-    if config.u32(&["moe_every_n_layers"])?.is_some_and(|n| n > 0) {
-        return Err(config.wrong_value("moe_every_n_layers", "0: no experts", "another number"));
-    }
     for (key, expected) in [("prenorm", false), ("rotary_emb_interleaved", false)] {
         if let Some(found) = config.bool(&[key])?.filter(|found| *found != expected) {
             return Err(config.wrong_value(key, &expected.to_string(), found));
         }
     }
+    Ok(())
+}
+
+fn nomic_bert(build: &mut Build<'_>) -> Result<(), Error> {
+    let config = build.config;
+    nomic_layout(build)?;
     build.sizes()?;
     // Nomic Embed 1 and 1.5 state a context that their training did not reach.
     let trained = config.u32(&["max_trained_positions"])?.unwrap_or(2048);
@@ -181,13 +197,28 @@ fn gemma_embedding(build: &mut Build<'_>) -> Result<(), Error> {
 }
 
 /// The keys of every encoder: attention in both directions, token types, pooling.
-fn encoder(build: &mut Build<'_>) -> Result<(), Error> {
+pub(super) fn encoder(build: &mut Build<'_>) -> Result<(), Error> {
     build.set("attention.causal", false);
     if let Some(n_types) = build.config.u32(&["type_vocab_size"])? {
         build.keys.push(("tokenizer.ggml.token_type_count".to_owned(), n_types.into()));
     }
+    set_pooling(build)
+}
+
+/// Sets the pooling of a folder of Sentence Transformers, which may have a decoder, unless it is set.
+pub(super) fn set_pooling(build: &mut Build<'_>) -> Result<(), Error> {
+    if build.has("pooling_type") {
+        return Ok(());
+    }
     if let Some(pooling) = pooling(build.config)? {
         build.set("pooling_type", pooling);
+    }
+    let folder = Path::new(build.config.file()).parent().unwrap_or(Path::new(""));
+    let dense = super::modules::folders_of(folder, "Dense")?;
+    if build.arch != "gemma-embedding" && !dense.is_empty() {
+        let expected =
+            "modules.json without Dense: only files of `gemma-embedding` have projections";
+        return Err(build.config.wrong_value("modules", expected, dense.len()));
     }
     Ok(())
 }
@@ -199,17 +230,22 @@ fn ranker(
 ) -> Result<(), Error> {
     encoder(build)?;
     build.replace("pooling_type", RANK);
+    let labels = labels_of(build)?;
+    if !labels.is_empty() {
+        build.set("classifier.output_labels", Value::Array(Array::String(labels)));
+    }
+    Ok(())
+}
+
+/// The names of a classifier's outputs.
+pub(super) fn labels_of(build: &Build<'_>) -> Result<Strings, Error> {
     let labels = build.config.inner("id2label")?;
     let mut labels: Vec<(u32, &str)> = labels
         .entries()
         .filter_map(|(id, label)| Some((id.parse().ok()?, label.as_str()?)))
         .collect();
     labels.sort_unstable();
-    if !labels.is_empty() {
-        let labels = Strings::from_iter(labels.into_iter().map(|(_, label)| label));
-        build.set("classifier.output_labels", Value::Array(Array::String(labels)));
-    }
-    Ok(())
+    Ok(Strings::from_iter(labels.into_iter().map(|(_, label)| label)))
 }
 
 /// The pooling that the files of Sentence Transformers beside `config.json` name.

@@ -30,7 +30,7 @@ const DENSE_THEN_EXPERTS: &[(On, &[Rule])] = &[
     (On::Experts, SELECTION_BIAS),
     (On::Experts, SHARED),
 ];
-const GRANITE: &[Rule] = &[
+pub(super) const GRANITE: &[Rule] = &[
     same_name("layers.*.block_sparse_moe.router.layer", "blk.*.ffn_gate_inp"),
     rule("layers.*.block_sparse_moe.input_linear", "blk.*.ffn_gate_exps", Transform::FirstHalf),
     rule("layers.*.block_sparse_moe.input_linear", "blk.*.ffn_up_exps", Transform::SecondHalf),
@@ -42,7 +42,7 @@ const GRANITE: &[Rule] = &[
     same_name("layers.*.shared_mlp.output_linear", "blk.*.ffn_down_shexp").optional(),
 ];
 /// Granite's dense block, under the name of its shared expert.
-const GRANITE_DENSE: &[Rule] = &[
+pub(super) const GRANITE_DENSE: &[Rule] = &[
     rule("layers.*.shared_mlp.input_linear", "blk.*.ffn_gate", Transform::FirstHalf),
     rule("layers.*.shared_mlp.input_linear", "blk.*.ffn_up", Transform::SecondHalf),
     same_name("layers.*.shared_mlp.output_linear", "blk.*.ffn_down"),
@@ -132,7 +132,7 @@ pub(super) const DEEPSEEK: &[Setting] = &[
     number("expert_weights_scale", &["routed_scaling_factor"]),
     flag("expert_weights_norm", &["norm_topk_prob"]),
 ];
-const SHARED_LENGTH: Setting =
+pub(super) const SHARED_LENGTH: Setting =
     whole("expert_shared_feed_forward_length", &["shared_intermediate_size"]);
 
 pub(super) const FAMILIES: &[Family] = &[
@@ -311,7 +311,7 @@ pub(super) fn leading_dense(build: &mut Build<'_>) -> Result<(), Error> {
 
 /// The router's function: `usual` unless `config.json` states one.
 pub(super) fn gating(build: &mut Build<'_>, usual: u32) -> Result<(), Error> {
-    let stated = build.config.text(&["scoring_func"])?;
+    let stated = build.config.text(&["scoring_func", "score_function"])?;
     let function = match stated.as_deref() {
         None => usual,
         Some("softmax") => SOFTMAX,
@@ -382,7 +382,7 @@ fn hunyuan(build: &mut Build<'_>) -> Result<(), Error> {
     // A number, or one for each layer.
     let used = config.get(&["moe_topk", "num_experts_per_tok"]);
     let n_used = used.and_then(|(_, n)| match n.as_array() {
-        Some(list) => list.iter().all(|n| *n == list[0]).then(|| list[0].as_u64())?,
+        Some(list) => list.first().filter(|first| list.iter().all(|n| n == *first))?.as_u64(),
         None => n.as_u64(),
     });
     let n_used =
@@ -395,7 +395,7 @@ fn hunyuan(build: &mut Build<'_>) -> Result<(), Error> {
 }
 
 /// The number of layers with a dense block at the start of `mlp_layer_types`, if that is stated.
-fn set_dense_by_kind(build: &mut Build<'_>) -> Result<(), Error> {
+pub(super) fn set_dense_by_kind(build: &mut Build<'_>) -> Result<(), Error> {
     let Some(kinds) = build.kinds("mlp_layer_types")? else { return Ok(()) };
     let n_dense = kinds.iter().take_while(|kind| *kind == "dense").count() as u32;
     if kinds[n_dense as usize..].iter().any(|kind| kind != "sparse") {

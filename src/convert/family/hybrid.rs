@@ -28,7 +28,7 @@ const QWEN3_NEXT: &[Rule] = &[
 ];
 /// The checkpoint stores the value heads of a key head together; in the file, all first ones come
 /// first.
-const QWEN35: &[Rule] = &[
+pub(super) const QWEN35: &[Rule] = &[
     rule("layers.*.linear_attn.in_proj_qkv", "blk.*.attn_qkv", Transform::Rows(tiled_qkv)),
     rule("layers.*.linear_attn.in_proj_z", "blk.*.attn_gate", Transform::Rows(tiled_values)),
     rule("layers.*.linear_attn.in_proj_b", "blk.*.ssm_beta", Transform::Rows(tiled_heads)),
@@ -72,7 +72,7 @@ const LFM2_EXPERTS: &[Rule] = &[
     same_name("layers.*.feed_forward.experts.*.w2", "blk.*.ffn_down_exps"),
     same_name("layers.*.feed_forward.experts.*.w3", "blk.*.ffn_up_exps"),
 ];
-const DELTA: &[Setting] = &[
+pub(super) const DELTA: &[Setting] = &[
     count("ssm.conv_kernel", &["linear_conv_kernel_dim"]),
     count("ssm.state_size", &["linear_key_head_dim"]),
     count("ssm.group_count", &["linear_num_key_heads"]),
@@ -256,7 +256,7 @@ fn delta(build: &mut Build<'_>) -> Result<(), Error> {
     build.rope(rope::n_rotated(build, 0.25)?)
 }
 
-fn delta_experts(build: &mut Build<'_>) -> Result<(), Error> {
+pub(super) fn delta_experts(build: &mut Build<'_>) -> Result<(), Error> {
     let config = build.config;
     if config.list("mlp_only_layers")?.is_some_and(|list| !list.is_empty()) {
         return Err(config.wrong_value("mlp_only_layers", "an empty list", "layers"));

@@ -22,6 +22,8 @@ pub(crate) struct Build<'a> {
     pub(crate) layers: BTreeMap<On, Vec<bool>>,
     /// Layers for multi-token prediction after the last layer, which are not converted.
     pub(crate) n_extra_layer: u32,
+    /// Layers in the checkpoint, if `config.json` states another number.
+    pub(super) n_block: Option<u32>,
 }
 
 /// A setting of `config.json` that becomes a key unchanged.
@@ -62,11 +64,12 @@ pub(super) const fn flag(to: &'static str, from: &'static [&'static str]) -> Set
 
 pub(super) const HEADS: &[&str] = &["num_attention_heads", "n_head", "n_heads"];
 const HEADS_KV: &[&str] = &["num_key_value_heads", "num_kv_heads", "n_head_kv"];
-pub(super) const WIDTH: &[&str] = &["hidden_size", "n_embd", "n_embed", "d_model"];
+pub(super) const WIDTH: &[&str] = &["hidden_size", "n_embd", "n_embed", "d_model", "dim"];
 pub(super) const RMS_EPS: &[&str] = &["rms_norm_eps"];
 pub(super) const EPS: &[&str] =
     &["layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps"];
-pub(super) const CONTEXT: &[&str] = &["max_position_embeddings", "n_positions", "seq_length"];
+pub(super) const CONTEXT: &[&str] =
+    &["max_position_embeddings", "n_positions", "seq_length", "model_max_length"];
 
 impl<'a> Build<'a> {
     pub(crate) fn new(config: &'a Json, arch: &'static str) -> Build<'a> {
@@ -78,12 +81,15 @@ impl<'a> Build<'a> {
             notes: Vec::new(),
             layers: BTreeMap::new(),
             n_extra_layer: 0,
+            n_block: None,
         }
     }
 
     /// Sets `<arch>.<key>`.
     pub(super) fn set(&mut self, key: &str, value: impl Into<Value>) {
-        self.keys.push((format!("{}.{key}", self.arch), value.into()));
+        let value = value.into();
+        debug_assert!(!matches!(value, Value::I32(_)), "llama.cpp reads {key} as U32");
+        self.keys.push((format!("{}.{key}", self.arch), value));
     }
 
     /// Sets `<arch>.<key>`, which may be set already.
@@ -138,11 +144,12 @@ impl<'a> Build<'a> {
     }
 
     pub(crate) fn n_layer(&self) -> Result<u32, Error> {
-        const KEYS: &[&str] = &["num_hidden_layers", "n_layer", "n_layers"];
+        const KEYS: &[&str] = &["num_hidden_layers", "n_layer", "n_layers", "num_layers"];
         // Ten times the largest known number.
         const MOST: u32 = 2000;
         let kinds = self.config.get(&["layers_block_type"]).and_then(|(_, list)| list.as_array());
         let n = match (kinds, self.config.get(KEYS)) {
+            (_, _) if self.n_block.is_some() => self.n_block.unwrap_or_default(),
             (Some(kinds), None) => u32::try_from(kinds.len()).unwrap_or(u32::MAX),
             (_, _) => self.config.count(KEYS, "the number of layers")?,
         };
@@ -193,7 +200,13 @@ impl<'a> Build<'a> {
     pub(crate) fn d_head(&self) -> Result<u32, Error> {
         match self.config.get(&["head_dim"]) {
             Some(_) => self.config.count(&["head_dim"], "the head size"),
-            None => Ok(self.n_embd()? / self.n_head()?),
+            None => match self.n_embd()? / self.n_head()? {
+                0 => {
+                    let expected = format!("at most the {} values of the residual", self.n_embd()?);
+                    Err(self.config.wrong_value("num_attention_heads", &expected, self.n_head()?))
+                }
+                n => Ok(n),
+            },
         }
     }
 
@@ -219,7 +232,7 @@ impl<'a> Build<'a> {
     }
 
     pub(super) fn feed_forward(&mut self) -> Result<(), Error> {
-        let keys = &["intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size"];
+        let keys = &["intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size", "hidden_dim"];
         let n_ff = self.config.count(keys, "the number of neurons in a layer")?;
         self.set("feed_forward_length", n_ff);
         Ok(())

@@ -1,6 +1,5 @@
 //! Families with state spaces (Mamba), alone or beside attention.
 
-use super::Family;
 use super::dense::GRANITE_SCALES;
 use super::experts::GRANITE_BLOCKS;
 use super::hybrid::attention_or;
@@ -8,6 +7,7 @@ use super::keys::{Build, Setting, WIDTH, count};
 use super::rule::{On, Reshape, Rule, Scale, Transform, rule, same_name};
 use super::rules::{EMBEDDINGS, NORMS, QK, ROPE_QK, VO};
 use super::table::LLAMA;
+use super::{Family, granite, rope};
 use crate::Error;
 
 pub(super) const MAMBA_ENDS: &[Rule] = &[
@@ -33,6 +33,10 @@ const JAMBA: &[Rule] = &[
     same_name("lm_head", "output"),
     same_name("layers.*.input_layernorm", "blk.*.attn_norm"),
     same_name("layers.*.pre_ff_layernorm", "blk.*.ffn_norm"),
+];
+const PARTIAL_ROPE_QK: &[Rule] = &[
+    rule("layers.*.self_attn.q_proj", "blk.*.attn_q", Transform::RopeFirst(bamba_rotated)),
+    rule("layers.*.self_attn.k_proj", "blk.*.attn_k", Transform::RopeFirst(bamba_rotated)),
 ];
 const JAMBA_MAMBA: &[Rule] = &[
     same_name("layers.*.mamba.in_proj", "blk.*.ssm_in"),
@@ -142,9 +146,11 @@ pub(super) const FAMILIES: &[Family] = &[
         keys: mamba2,
         ..LLAMA
     },
+    BAMBA,
     Family {
         arch: "granitehybrid",
         classes: &["GraniteMoeHybridForCausalLM"],
+        when: granite::has_mamba,
         rules: &[EMBEDDINGS, NORMS],
         some: &[
             (On::Attention, ROPE_QK),
@@ -190,6 +196,17 @@ pub(super) const FAMILIES: &[Family] = &[
         ..LLAMA
     },
 ];
+
+/// Bamba: RoPE on a part of each head, in the layers with attention.
+const BAMBA: Family = Family {
+    arch: "granitehybrid",
+    classes: &["BambaForCausalLM"],
+    rules: &[JAMBA, JAMBA_DENSE],
+    some: &[(On::Attention, PARTIAL_ROPE_QK), (On::Attention, VO), (On::Recurrent, GRANITE_MAMBA)],
+    settings: &[KERNEL, STATE, HEADS, GROUP],
+    keys: bamba,
+    ..LLAMA
+};
 
 fn n_group(build: &Build<'_>) -> Result<u32, Error> {
     build.config.count(GROUPS, "the number of groups")
@@ -306,9 +323,31 @@ fn granite_hybrid(build: &mut Build<'_>) -> Result<(), Error> {
     } else if let Some(shared) = shared {
         build.replace("feed_forward_length", shared);
     }
-    let uses_rope = config.text(&["position_embedding_type"])?.as_deref() == Some("rope");
-    build.set("rope.scaling.finetuned", uses_rope);
-    build.rope(build.d_head()?)
+    granite::rope(build).map(|_| ())
+}
+
+fn bamba_rotated(build: &Build<'_>) -> Result<u32, Error> {
+    match build.config.u32(&["attn_rotary_emb"])? {
+        Some(n) => Ok(n),
+        None => rope::n_rotated(build, 0.5),
+    }
+}
+
+fn bamba(build: &mut Build<'_>) -> Result<(), Error> {
+    build.sizes()?;
+    build.feed_forward()?;
+    build.rms()?;
+    set_inner(build)?;
+    let config = build.config;
+    let listed = config.list("attn_layer_indices")?.cloned().unwrap_or_default();
+    let is_attention =
+        |layer: u32| listed.iter().any(|index| index.as_u64() == Some(u64::from(layer)));
+    let is_mamba: Vec<bool> = (0..build.n_layer()?).map(|layer| !is_attention(layer)).collect();
+    attention_or(build, &is_mamba)?;
+    let n_head_kv = build.n_head_kv()?;
+    build.per_layer("attention.head_count_kv", On::Attention, n_head_kv);
+    build.set("rope.scaling.finetuned", true);
+    build.rope(bamba_rotated(build)?)
 }
 
 fn falcon_h1(build: &mut Build<'_>) -> Result<(), Error> {

@@ -3,22 +3,38 @@
 //! To add a family, add a [`Family`] to the file of its kind, with shared rules where possible, the
 //! settings that become keys, and a function that sets the other keys.
 
+mod custom;
+mod deepseek4;
 mod dense;
+mod embeddings;
 mod encoders;
 mod experts;
 mod gemma;
+mod glm5_next;
+mod granite;
+mod hrm;
 mod hybrid;
+mod kda;
 mod keys;
+mod kimi_k3;
 mod latent;
+mod llama_like;
 mod mamba;
 mod modules;
 mod nemotron;
 mod older;
+mod plamo;
+mod qwen4exp;
+mod ranking;
 mod rope;
 mod rule;
 mod rules;
+mod rwkv;
+mod sparse;
 mod table;
+mod talkie;
 mod window;
+mod windowed;
 
 pub(super) use keys::{Build, Setting};
 pub(super) use modules::folders_of;
@@ -62,6 +78,7 @@ impl Family {
         let mut build = Build::new(config, self.arch);
         (self.keys)(&mut build)?;
         build.copy(self.settings)?;
+        encoders::set_pooling(&mut build)?;
         Ok(build)
     }
 
@@ -78,10 +95,13 @@ fn all() -> impl Iterator<Item = &'static Family> {
     table::ALL.iter().copied().flatten()
 }
 
-/// Class names of all supported models.
+/// Class names of all supported models, in order.
 #[must_use]
 pub fn classes() -> Vec<&'static str> {
-    all().flat_map(|family| family.classes).copied().collect()
+    let mut classes: Vec<&str> = all().flat_map(|family| family.classes).copied().collect();
+    classes.sort_unstable();
+    classes.dedup();
+    classes
 }
 
 /// `general.architecture` and the class names of each supported family; an architecture may have several.
@@ -103,5 +123,7 @@ pub(super) fn find(config: &Json) -> Result<&'static Family, Error> {
     })
 }
 
+#[cfg(test)]
+mod refused;
 #[cfg(test)]
 mod tests;

@@ -10,7 +10,7 @@ use crate::Error;
 use crate::config::Json;
 use gguf::{Array, Value};
 
-const TYPE: &[&str] = &["rope_type", "type"];
+pub(super) const TYPE: &[&str] = &["rope_type", "type"];
 const ORIGINAL: &[&str] = &["original_max_position_embeddings"];
 
 /// The RoPE settings: `rope_parameters` (of full attention, if split) or the older `rope_scaling`.
@@ -98,18 +98,28 @@ pub(super) fn set(build: &mut Build<'_>, n_rot: u32) -> Result<(), Error> {
     if let Some(base) = base {
         build.set("rope.freq_base", base);
     }
+    scale(build, &scaling, base, n_rot)
+}
+
+/// Sets the RoPE scaling of `scaling`; `base` is that of all layers.
+pub(super) fn scale(
+    build: &mut Build<'_>,
+    scaling: &Json,
+    base: Option<f32>,
+    n_rot: u32,
+) -> Result<(), Error> {
     match scaling.text(TYPE)?.as_deref().unwrap_or("default") {
         // `mrope` gives images positions of their own; a text has the same position in all sections.
         "default" | "mrope" => Ok(()),
-        "linear" => linear(build, &scaling),
-        "yarn" => yarn(build, &scaling),
+        "linear" => linear(build, scaling),
+        "yarn" => yarn(build, scaling),
         "llama3" => {
             let factors =
-                llama3(build.config, &scaling, f64::from(base.unwrap_or(10_000.0)), n_rot)?;
+                llama3(build.config, scaling, f64::from(base.unwrap_or(10_000.0)), n_rot)?;
             build.tensor("rope_freqs.weight", factors);
             Ok(())
         }
-        "longrope" | "su" => longrope(build, &scaling, n_rot),
+        "longrope" | "su" => longrope(build, scaling, n_rot),
         "dynamic" => {
             build.notes.push("GGUF has no key for dynamic RoPE scaling: the converted model does not scale positions beyond its trained context".to_owned());
             Ok(())

@@ -16,10 +16,14 @@ pub(crate) struct Rule {
     pub(crate) scale: Scale,
     /// Models of the family may lack the tensor.
     pub(crate) optional: bool,
+    /// The place of the tensor in one that has several.
+    pub(crate) place: Option<usize>,
+    /// The layers of the file before the first of these.
+    pub(crate) after: Option<Of<u32>>,
 }
 
 /// A function of the settings.
-type Of<T> = fn(&Build<'_>) -> Result<T, Error>;
+pub(crate) type Of<T> = fn(&Build<'_>) -> Result<T, Error>;
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Transform {
@@ -32,6 +36,8 @@ pub(crate) enum Transform {
     Tied,
     /// Rows of query or key heads are reordered so that RoPE pairs are adjacent.
     Rope,
+    /// As `Rope`, if RoPE is applied to the first values of a head only.
+    RopeFirst(Of<u32>),
     /// Adds 1: the checkpoint stores these norm weights minus one.
     PlusOne,
     /// Falcon's fused queries, keys and values.
@@ -57,8 +63,14 @@ pub(crate) enum Transform {
     /// Rows or columns in another order, some of them left out.
     Rows(Of<Selection>),
     ReorderColumns(Of<Selection>),
+    /// The transpose of the first rows of each matrix.
+    FirstRowsTransposed(Of<u32>),
     /// Adds rows of zeros up to a number.
     PadRows(Of<u32>),
+    /// The first rows of a matrix, or values of a vector.
+    FirstRows(Of<u32>),
+    /// The rows of a part of a matrix; the last `*` of the name is the number of the part.
+    Joined,
     /// MXFP4 blocks with separate scales, for all, even or odd rows.
     Mxfp4,
     Mxfp4Even,
@@ -79,10 +91,16 @@ pub(crate) enum Reshape {
     Same,
     /// Drops axes of length 1, such as the second of a convolution over channels.
     Squeeze,
-    /// Rows of one value each.
+    /// Rows of one value each; axes of length 1 are dropped.
     Column,
+    /// A filter per channel: matrices of one row each.
+    Filters,
     /// As many rows as the function says.
     Groups(Of<u32>),
+    /// A vector of all values.
+    Flat,
+    /// As many matrices as the function says, from one matrix with the rows of all.
+    Stack(Of<u32>),
 }
 
 /// A change of values.
@@ -91,6 +109,12 @@ pub(crate) enum Scale {
     Same,
     /// -exp(x).
     NegExp,
+    /// exp(x).
+    Exp,
+    /// Adds a number.
+    Plus(f32),
+    /// Divides each row by its length (Euclidean norm), if the function says so.
+    UnitRows(Of<bool>),
     Times(Of<f32>),
     /// A factor for each row.
     RowTimes(Of<Vec<f32>>),
@@ -104,9 +128,15 @@ pub(crate) enum On {
     Recurrent,
     Dense,
     Experts,
+    /// Experts that a table lists for each token.
+    ListedExperts,
     /// Queries from one matrix, or from two of low rank.
     WholeQuery,
     LowRankQuery,
+    /// Sparse attention whose positions the layer itself selects.
+    Indexer,
+    /// Attention to compressed keys of long blocks, without an indexer.
+    LongBlocks,
     /// Attention in a window or not, with keys (and values) of its own or those of an earlier layer.
     Local,
     LocalKey,
@@ -117,8 +147,12 @@ pub(crate) enum On {
     /// Feed-forward blocks of the usual and of twice the width.
     Narrow,
     Wide,
-    /// Embeddings per layer.
+    /// Embeddings per layer, of tokens or of n-grams.
     PerLayerInput,
+    Ngrams,
+    /// The first layer, and the others.
+    First,
+    Later,
 }
 
 pub(super) const fn same_name(from: &'static str, to: &'static str) -> Rule {
@@ -126,12 +160,21 @@ pub(super) const fn same_name(from: &'static str, to: &'static str) -> Rule {
 }
 
 pub(super) const fn rule(from: &'static str, to: &'static str, transform: Transform) -> Rule {
-    Rule { from, to, transform, reshape: Reshape::Same, scale: Scale::Same, optional: false }
+    let (reshape, scale) = (Reshape::Same, Scale::Same);
+    Rule { from, to, transform, reshape, scale, optional: false, place: None, after: None }
 }
 
 impl Rule {
     pub(super) const fn optional(self) -> Rule {
         Rule { optional: true, ..self }
+    }
+
+    pub(super) const fn place(self, place: usize) -> Rule {
+        Rule { place: Some(place), ..self }
+    }
+
+    pub(super) const fn after(self, n_layer: Of<u32>) -> Rule {
+        Rule { after: Some(n_layer), ..self }
     }
 
     pub(super) const fn reshape(self, reshape: Reshape) -> Rule {

@@ -89,7 +89,7 @@ pub(super) const TIED_PLUS_ONE: &[Rule] = &[
     rule("norm", "output_norm", Transform::PlusOne),
     rule("lm_head", "output", Transform::Tied),
 ];
-/// Without an output matrix.
+/// Rules of models without an output matrix.
 pub(super) const GEMMA_EMBEDDINGS: &[Rule] =
     &[same_name("embed_tokens", "token_embd"), rule("norm", "output_norm", Transform::PlusOne)];
 pub(super) const NORMS_PLUS_ONE: &[Rule] = &[

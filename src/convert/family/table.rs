@@ -3,20 +3,39 @@
 use super::keys::Build;
 use super::rules::*;
 use super::{
-    Family, dense, encoders, experts, gemma, hybrid, latent, mamba, nemotron, older, rope, window,
+    Family, custom, deepseek4, dense, embeddings, encoders, experts, gemma, glm5_next, granite,
+    hrm, hybrid, kda, kimi_k3, latent, llama_like, mamba, nemotron, older, plamo, qwen4exp,
+    ranking, rope, rwkv, sparse, talkie, window, windowed,
 };
 use crate::Error;
 
 pub(super) const ALL: &[&[Family]] = &[
+    // Before the families that share their classes.
+    embeddings::FAMILIES,
+    ranking::FAMILIES,
     FIRST,
     dense::FAMILIES,
+    llama_like::FAMILIES,
     older::FAMILIES,
+    granite::FAMILIES,
     experts::FAMILIES,
     latent::FAMILIES,
+    deepseek4::FAMILIES,
     gemma::FAMILIES,
     hybrid::FAMILIES,
+    kda::FAMILIES,
+    kimi_k3::FAMILIES,
+    glm5_next::FAMILIES,
+    qwen4exp::FAMILIES,
+    hrm::FAMILIES,
+    talkie::FAMILIES,
     mamba::FAMILIES,
     nemotron::FAMILIES,
+    custom::FAMILIES,
+    sparse::FAMILIES,
+    windowed::FAMILIES,
+    rwkv::FAMILIES,
+    plamo::FAMILIES,
     ENCODERS,
 ];
 
@@ -26,7 +45,9 @@ const FIRST: &[Family] = &[
             "LlamaForCausalLM",
             "LLaMAForCausalLM",
             "SparseLlamaForCausalLM",
+            "LlamaModel",
             "MistralForCausalLM",
+            "MistralModel",
         ],
         rules: &[EMBEDDINGS, NORMS, ROPE_QK, VO, GATED, UP_DOWN],
         power_infer: true,
@@ -105,14 +126,14 @@ const FIRST: &[Family] = &[
     },
     Family {
         arch: "qwen2",
-        classes: &["Qwen2ForCausalLM"],
+        classes: &["Qwen2ForCausalLM", "Qwen2Model"],
         rules: &[EMBEDDINGS, NORMS, QK, VO, GATED, UP_DOWN],
         keys: qwen,
         ..LLAMA
     },
     Family {
         arch: "qwen3",
-        classes: &["Qwen3ForCausalLM"],
+        classes: &["Qwen3ForCausalLM", "Qwen3Model"],
         rules: &[EMBEDDINGS, NORMS, QK, QK_NORMS, VO, GATED, UP_DOWN],
         keys: qwen,
         ..LLAMA
@@ -382,7 +403,7 @@ pub(super) fn experts_of(build: &mut Build<'_>) -> Result<(), Error> {
     Ok(())
 }
 
-fn phi3(build: &mut Build<'_>) -> Result<(), Error> {
+pub(super) fn phi3(build: &mut Build<'_>) -> Result<(), Error> {
     build.sizes()?;
     build.feed_forward()?;
     build.rms()?;

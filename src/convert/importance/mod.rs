@@ -80,7 +80,9 @@ impl InputSums {
         }
         self.squares.iter_mut().zip(&other.squares).for_each(|(sum, more)| *sum += more);
         for (i, count) in self.counts.iter_mut().enumerate() {
-            *count += other.counts.get(i).or(other.counts.first()).copied().unwrap_or(0);
+            let more = other.counts.get(i).or(other.counts.first()).copied().unwrap_or(0);
+            // Files may state any number.
+            *count = count.saturating_add(more);
         }
         Ok(())
     }
@@ -201,6 +203,10 @@ mod tests {
         other.entries.get_mut("a.weight").unwrap().squares.push(1.0);
         let error = matrix.merge(other, "x.gguf").unwrap_err().to_string();
         assert!(error.contains("x.gguf") && error.contains("4 sums"), "{error}");
+        // Counts of a hostile file.
+        matrix.entries.get_mut("a.weight").unwrap().counts[0] = u64::MAX;
+        matrix.merge(example(), "x.gguf").unwrap();
+        assert_eq!(matrix.entries["a.weight"].counts[0], u64::MAX);
     }
 
     #[test]

@@ -19,8 +19,16 @@ const KEPT_ENDS: [&str; 7] = [
     "shortconv.conv.weight",
 ];
 /// Parts of the names of further such matrices.
-const KEPT_PARTS: [&str; 6] =
-    ["altup", "laurel", "per_layer_model_proj", "ssm_conv1d", "indexer.", "time_mix_"];
+const KEPT_PARTS: [&str; 8] = [
+    "altup",
+    "laurel",
+    "per_layer_model_proj",
+    "ssm_conv1d",
+    "indexer.",
+    "indexer_compressor_",
+    "hc_",
+    "time_mix_",
+];
 
 /// What a matrix does in a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -16,7 +16,8 @@ pub(super) enum Form {
     Experts,
     /// `gpt-oss`: experts and sinks.
     Sinks,
-    /// `deepseek2`: latent attention and experts, after leading dense layers.
+    /// `deepseek2`: latent attention and experts, after leading dense layers; with an indexer
+    /// `deepseek32` or `glm-dsa`.
     Latent,
     /// `qwen35` or `qwen35moe`: gated delta nets and, in some layers, gated attention.
     Delta,
@@ -37,8 +38,10 @@ const MODEL_TYPES: &[(&str, Form)] = &[
     ("gpt_oss", Form::Sinks),
     ("deepseek_v2", Form::Latent),
     ("deepseek_v3", Form::Latent),
+    ("deepseek_v32", Form::Latent),
     ("kimi_k2", Form::Latent),
     ("glm4_moe_lite", Form::Latent),
+    ("glm_moe_dsa", Form::Latent),
     ("qwen3_next", Form::Delta),
     ("qwen3_5", Form::Delta),
     ("qwen3_5_moe", Form::Delta),
@@ -73,6 +76,16 @@ pub(super) struct LatentSizes {
     pub(super) n_value: u64,
 }
 
+/// The indexer of sparse attention.
+#[derive(Clone, Debug)]
+pub(super) struct IndexerSizes {
+    pub(super) n_head: u64,
+    pub(super) d_head: u64,
+    pub(super) top_k: u64,
+    /// For each layer, whether it has one; `None` in DeepSeek's family, where all have.
+    pub(super) layers: Option<Vec<bool>>,
+}
+
 /// Gated delta nets.
 #[derive(Clone, Debug)]
 pub(super) struct DeltaSizes {
@@ -101,6 +114,7 @@ pub(super) struct Sizes {
     pub(super) activation: String,
     pub(super) experts: Option<ExpertSizes>,
     pub(super) latent: Option<LatentSizes>,
+    pub(super) indexer: Option<IndexerSizes>,
     pub(super) delta: Option<DeltaSizes>,
     /// Sliding window in tokens, and for each layer whether it has it.
     pub(super) window: Option<(u64, Vec<bool>)>,
@@ -181,6 +195,7 @@ impl Sizes {
             activation: activation.unwrap_or_else(|| "silu".to_owned()),
             experts,
             latent: if form == Form::Latent { Some(latent(json)?) } else { None },
+            indexer: if form == Form::Latent { indexer(json, &named, n_layer)? } else { None },
             delta: if form == Form::Delta { Some(delta(json, n_layer)?) } else { None },
             window: window(json, n_layer)?,
         })
@@ -193,7 +208,11 @@ impl Sizes {
             (Form::Opt, _) => "opt",
             (Form::Experts, _) => "glm4moe",
             (Form::Sinks, _) => "gpt-oss",
-            (Form::Latent, _) => "deepseek2",
+            (Form::Latent, _) => match &self.indexer {
+                None => "deepseek2",
+                Some(IndexerSizes { layers: None, .. }) => "deepseek32",
+                Some(IndexerSizes { layers: Some(_), .. }) => "glm-dsa",
+            },
             (Form::Delta, None) => "qwen35",
             (Form::Delta, Some(_)) => "qwen35moe",
         }
@@ -205,16 +224,17 @@ impl Sizes {
         writer.set("general.architecture", arch)?;
         let mut set = |key: &str, value: Value| writer.set(&format!("{arch}.{key}"), value);
         let n = |n: u64| Value::U32(u32::try_from(n).unwrap_or(u32::MAX));
-        let (d_head, d_value, n_rot) = match self.latent {
-            Some(latent) => (latent.n_nope + latent.n_rope, latent.n_value, latent.n_rope),
-            None => (self.d_head, self.d_head, self.d_head / 2 * 2),
+        let (d_head, d_value, n_rot, n_head_kv) = match self.latent {
+            // All heads share the latent vector.
+            Some(latent) => (latent.kv_rank + latent.n_rope, latent.kv_rank, latent.n_rope, 1),
+            None => (self.d_head, self.d_head, self.d_head / 2 * 2, self.n_head_kv),
         };
         for (key, value) in [
             ("context_length", n(self.n_ctx)),
             ("embedding_length", n(self.n_embd)),
             ("block_count", n(self.n_layer)),
             ("attention.head_count", n(self.n_head)),
-            ("attention.head_count_kv", n(self.n_head_kv)),
+            ("attention.head_count_kv", n(n_head_kv)),
             ("attention.key_length", n(d_head)),
             ("attention.value_length", n(d_value)),
             ("rope.dimension_count", n(n_rot)),
@@ -241,8 +261,18 @@ impl Sizes {
         }
         if let Some(latent) = self.latent {
             set("attention.kv_lora_rank", n(latent.kv_rank))?;
+            set("attention.key_length_mla", n(latent.n_nope + latent.n_rope))?;
+            set("attention.value_length_mla", n(latent.n_value))?;
             if latent.q_rank > 0 {
                 set("attention.q_lora_rank", n(latent.q_rank))?;
+            }
+        }
+        if let Some(indexer) = &self.indexer {
+            set("attention.indexer.head_count", n(indexer.n_head))?;
+            set("attention.indexer.key_length", n(indexer.d_head))?;
+            set("attention.indexer.top_k", n(indexer.top_k))?;
+            if let Some(layers) = &indexer.layers {
+                set("attention.indexer.types", Value::Array(Array::Bool(layers.clone())))?;
             }
         }
         if let Some(delta) = &self.delta {
@@ -283,6 +313,31 @@ fn latent(json: &Json) -> Result<LatentSizes, Error> {
         n_rope: head("qk_rope_head_dim")?,
         n_value: head("v_head_dim")?,
     })
+}
+
+/// The indexer of a model that has one. Every layer has an indexer unless `indexer_types` says
+/// otherwise.
+fn indexer(json: &Json, named: &str, n_layer: u64) -> Result<Option<IndexerSizes>, Error> {
+    if json.u32(&["index_topk"])?.is_none() {
+        return Ok(None);
+    }
+    let layers = match json.list("indexer_types")? {
+        Some(list) if list.len() as u64 == n_layer => {
+            Some(list.iter().map(|kind| kind.as_str() == Some("full")).collect())
+        }
+        Some(list) => {
+            let found = format!("a list of {}", list.len());
+            let expected = format!("a name for each of the {n_layer} layers");
+            return Err(json.wrong_value("indexer_types", &expected, found));
+        }
+        None => (plain(named) == plain("glm_moe_dsa")).then(|| vec![true; n_layer as usize]),
+    };
+    Ok(Some(IndexerSizes {
+        n_head: count(json, &["index_n_heads"], "the number of the indexer's heads", 1 << 10)?,
+        d_head: count(json, &["index_head_dim"], "the size of the indexer's keys", 1 << 12)?,
+        top_k: count(json, &["index_topk"], "the number of selected positions", 1 << 24)?,
+        layers,
+    }))
 }
 
 fn delta(json: &Json, n_layer: u64) -> Result<DeltaSizes, Error> {

@@ -3,7 +3,7 @@
 use gguf::TensorType;
 use hal::format::Format;
 
-use super::sizes::{DeltaSizes, ExpertSizes, Form, LatentSizes, Sizes};
+use super::sizes::{DeltaSizes, ExpertSizes, Form, IndexerSizes, LatentSizes, Sizes};
 
 /// Names and shapes, in ggml's order (row length first).
 pub(super) struct TensorList<'a> {
@@ -55,7 +55,7 @@ impl TensorList<'_> {
         self.norm(&blk("attn_norm"), sizes.n_embd);
         let recurrent = sizes.delta.as_ref().filter(|delta| delta.layers[layer as usize]);
         match (sizes.latent, recurrent) {
-            (Some(latent), _) => self.latent(&blk, latent),
+            (Some(latent), _) => self.latent(&blk, latent, layer),
             (None, Some(delta)) => self.delta(&blk, delta),
             (None, None) => self.attention(&blk),
         }
@@ -89,7 +89,7 @@ impl TensorList<'_> {
         }
     }
 
-    fn latent(&mut self, blk: &impl Fn(&str) -> String, latent: LatentSizes) {
+    fn latent(&mut self, blk: &impl Fn(&str) -> String, latent: LatentSizes, layer: u64) {
         let LatentSizes { q_rank, kv_rank, n_nope, n_rope, n_value } = latent;
         let Sizes { n_embd, n_head, .. } = *self.sizes;
         let n_q = n_head * (n_nope + n_rope);
@@ -102,8 +102,20 @@ impl TensorList<'_> {
         }
         self.add(&blk("attn_kv_a_mqa"), &[n_embd, kv_rank + n_rope]);
         self.add(&blk("attn_kv_a_norm"), &[kv_rank]);
-        self.add(&blk("attn_kv_b"), &[kv_rank, n_head * (n_nope + n_value)]);
+        self.add(&blk("attn_k_b"), &[n_nope, kv_rank, n_head]);
+        self.add(&blk("attn_v_b"), &[kv_rank, n_value, n_head]);
         self.add(&blk("attn_output"), &[n_head * n_value, n_embd]);
+        let has_indexer = |indexer: &&IndexerSizes| {
+            indexer.layers.as_ref().is_none_or(|layers| layers[layer as usize])
+        };
+        if let Some(indexer) = self.sizes.indexer.as_ref().filter(has_indexer) {
+            let IndexerSizes { n_head, d_head, .. } = *indexer;
+            self.add(&blk("indexer.attn_q_b"), &[q_rank, n_head * d_head]);
+            self.add(&blk("indexer.attn_k"), &[n_embd, d_head]);
+            self.norm(&blk("indexer.k_norm"), d_head);
+            self.all.push((format!("{}.bias", blk("indexer.k_norm")), vec![d_head]));
+            self.add(&blk("indexer.proj"), &[n_embd, n_head]);
+        }
     }
 
     fn delta(&mut self, blk: &impl Fn(&str) -> String, delta: &DeltaSizes) {

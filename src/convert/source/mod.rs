@@ -4,17 +4,22 @@
 //! lie inside their file and to match its shape. Nothing in a pickle is executed.
 
 mod checkpoint;
+mod packed;
 pub(super) mod pickle;
+mod quantised;
 pub(super) mod safetensors;
 mod torch;
 mod vector;
 pub(super) mod zip;
 
 pub(super) use checkpoint::Checkpoint;
+pub(super) use packed::Packing;
+pub(super) use quantised::whole_numbers;
 pub(super) use torch::read as read_torch;
 pub use vector::vector;
 
 use std::path::Path;
+use std::sync::Arc;
 
 use hal::format::Format;
 
@@ -78,6 +83,8 @@ pub(super) struct Tensor {
     pub(super) bytes: Bytes,
     /// Whether the bytes hold the columns of a matrix instead of its rows.
     pub(super) transposed: bool,
+    /// The meaning of the bytes of a quantised weight; `shape` is then that of its numbers.
+    pub(super) packing: Option<Arc<Packing>>,
 }
 
 /// Names and shapes (slowest axis first) of the tensors in a checkpoint file: safetensors if `file`

@@ -178,7 +178,8 @@ pub(crate) fn read(bytes: &Bytes) -> Result<Vec<Tensor>, Problem> {
         if !range.is_empty() {
             ranges.push((range, tensors.len()));
         }
-        tensors.push(Tensor { name, encoding, shape: entry.shape, bytes, transposed: false });
+        let (shape, transposed, packing) = (entry.shape, false, None);
+        tensors.push(Tensor { name, encoding, shape, bytes, transposed, packing });
     }
     ranges.sort_unstable_by_key(|(range, _)| range.start);
     let mut end = 0;

@@ -63,7 +63,7 @@ fn tensor(view: pickle::View, bytes: &Bytes, member: &Range<usize>) -> Result<Te
         return Err(wrong(format!("values within its storage of {stored} bytes")));
     };
     let bytes = bytes.slice(member.start + start as usize..member.start + end as usize);
-    Ok(Tensor { name, encoding, shape, bytes, transposed })
+    Ok(Tensor { name, encoding, shape, bytes, transposed, packing: None })
 }
 
 /// Strides of a tensor in row-major order, in values. They saturate on overflow and then differ

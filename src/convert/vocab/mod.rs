@@ -1,14 +1,17 @@
 //! Converts a Hugging Face tokenizer to the `tokenizer.*` keys of a file.
 //!
 //! `tokenizer.model` (SentencePiece) is preferred, because a `tokenizer.json` converted from it
-//! lacks the scores. The next choices are `tokenizer.json`, and `vocab.json` with `merges.txt`.
+//! lacks the scores. The next choices are `tokenizer.json`, tiktoken's lists, and `vocab.json` with
+//! `merges.txt`. RWKV and PLaMo have lists of their own.
 
 mod added;
 mod json;
+mod listed;
 mod normalizer;
 mod pre;
 mod sentencepiece;
 mod special;
+mod tiktoken;
 mod wordpiece;
 
 use std::path::Path;
@@ -34,11 +37,11 @@ const MAX_TOKENS: usize = 1 << 20;
 
 #[derive(Debug, Default)]
 struct Vocab {
-    /// `llama`, `gpt2`, `gemma4`, `t5` or `bert`.
+    /// `llama`, `gpt2`, `gemma4`, `t5`, `bert`, `rwkv` or `plamo2`.
     model: &'static str,
     pre: String,
     tokens: Vec<String>,
-    /// Empty for `gpt2` and `bert`.
+    /// Empty for `gpt2`, `bert` and `rwkv`.
     scores: Vec<f32>,
     types: Vec<i32>,
     merges: Vec<String>,
@@ -60,7 +63,7 @@ impl Vocab {
             self.tokens.push(format!("[PAD{id}]"));
             self.types.push(kind::UNUSED);
         }
-        if !matches!(self.model, "gpt2" | "bert") {
+        if !matches!(self.model, "gpt2" | "bert" | "rwkv") {
             self.scores.resize(self.tokens.len(), -10_000.0);
         }
     }
@@ -87,6 +90,8 @@ pub(super) struct VocabInputs<'a> {
     pub(super) model: Option<&'static str>,
     /// Whether the model is an encoder, whose texts begin with the token of the class.
     pub(super) encodes: bool,
+    /// Whether a decoder makes embeddings, from the state of the token that ends a text.
+    pub(super) embeds: bool,
 }
 
 type Keys = Vec<(String, Value)>;
@@ -104,7 +109,7 @@ pub(super) fn keys(inputs: &VocabInputs<'_>) -> Result<(Keys, Vec<String>), Erro
     let mut notes = Vec::new();
     let json = Json::open_if_present(&inputs.folder.join("tokenizer.json"))?;
     let settings = Json::open_if_present(&inputs.folder.join("tokenizer_config.json"))?;
-    let mut vocab = read(inputs, json.as_ref())?;
+    let mut vocab = read(inputs, json.as_ref(), settings.as_ref())?;
     notes.append(&mut vocab.notes);
     if let Some(pre) = inputs.pre.filter(|pre| *pre != vocab.pre) {
         notes.push(format!(
@@ -135,7 +140,14 @@ pub(super) fn keys(inputs: &VocabInputs<'_>) -> Result<(Keys, Vec<String>), Erro
     Ok((keys, notes))
 }
 
-fn read(inputs: &VocabInputs<'_>, json: Option<&Json>) -> Result<Vocab, Error> {
+fn read(
+    inputs: &VocabInputs<'_>,
+    json: Option<&Json>,
+    settings: Option<&Json>,
+) -> Result<Vocab, Error> {
+    if let Some(vocab) = listed::read_if_present(inputs.folder)? {
+        return Ok(vocab);
+    }
     let model = inputs.folder.join("tokenizer.model");
     if model.is_file() {
         match (sentencepiece::read(&model), json) {
@@ -146,8 +158,13 @@ fn read(inputs: &VocabInputs<'_>, json: Option<&Json>) -> Result<Vocab, Error> {
             (Err(error), None) => return Err(error),
         }
     }
+    let ranked = match json {
+        Some(_) => None,
+        None => tiktoken::read_if_present(inputs.folder, settings, inputs.pre)?,
+    };
     match json {
         Some(json) => json::read(json, inputs.pre, inputs.model),
+        None if ranked.is_some() => Ok(ranked.unwrap_or_default()),
         None if inputs.folder.join("vocab.json").is_file() => {
             json::read_pair(inputs.folder, inputs.pre)
         }

@@ -59,7 +59,7 @@ fn step(json: &Json, value: &Value, depth: usize, vocab: &mut Vocab) -> Result<(
 }
 
 /// The bytes of a text in base64, padded or not; `None` if the text is invalid.
-fn base64(text: &str) -> Option<Vec<u8>> {
+pub(super) fn base64(text: &str) -> Option<Vec<u8>> {
     let text = text.trim_end_matches('=').as_bytes();
     let mut bytes = Vec::with_capacity(text.len() / 4 * 3 + 2);
     for four in text.chunks(4) {

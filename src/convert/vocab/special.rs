@@ -56,7 +56,9 @@ pub(super) fn keys(
         });
         let numbered = || {
             let sources = [Some(inputs.config), generation.as_ref()];
-            sources.into_iter().flatten().find_map(|source| token_id(source, role))
+            let stated = sources.into_iter().flatten().find_map(|source| token_id(source, role));
+            // The numbers in RWKV's settings are wrong.
+            if vocab.model == "rwkv" { matches!(role, "bos" | "eos").then_some(0) } else { stated }
         };
         let own = || vocab.unk.filter(|_| role == "unk").map(|id| id as usize);
         let id = named.or_else(numbered).or_else(own).filter(|&id| id < vocab.tokens.len());
@@ -64,6 +66,14 @@ pub(super) fn keys(
             texts.insert(role, vocab.tokens[id].as_str());
             keys.push((format!("tokenizer.ggml.{key}"), Value::U32(id as u32)));
         }
+    }
+    keys.extend(fixed(vocab));
+    if inputs.embeds
+        && let Some(last) = json.map(last_special).transpose()?.flatten()
+        && let Some(&id) = ids.get(last.as_str())
+    {
+        end_with(id, &mut keys);
+        texts.insert("eos", vocab.tokens[id].as_str());
     }
     let adds = json.map(|json| adds_bos_eos(json, &texts)).transpose()?.unwrap_or_default();
     if inputs.encodes {
@@ -78,6 +88,37 @@ pub(super) fn keys(
         }
     }
     Ok(keys)
+}
+
+/// Makes token `id` the end of texts; another token that ended texts then ends turns, as in
+/// llama.cpp.
+fn end_with(id: usize, keys: &mut Vec<(String, Value)>) {
+    const EOS: &str = "tokenizer.ggml.eos_token_id";
+    let id = Value::U32(id as u32);
+    let old = keys.iter_mut().find(|(key, _)| key == EOS);
+    match old {
+        Some((_, old)) if *old == id => {}
+        Some((_, old)) => {
+            let turn = std::mem::replace(old, id);
+            keys.push(("tokenizer.ggml.eot_token_id".to_owned(), turn));
+        }
+        None => keys.push((EOS.to_owned(), id)),
+    }
+}
+
+/// Special tokens that no setting names, as in llama.cpp: RWKV begins and ends texts by token 0, and both
+/// families end a turn by a token of their own.
+fn fixed(vocab: &Vocab) -> Vec<(String, Value)> {
+    let turn = match vocab.model {
+        // Two line ends, and `<|plamo:op|>`.
+        "rwkv" => 261,
+        "plamo2" => 4,
+        _ => return Vec::new(),
+    };
+    if turn as usize >= vocab.tokens.len() {
+        return Vec::new();
+    }
+    vec![("tokenizer.ggml.eot_token_id".to_owned(), Value::U32(turn))]
 }
 
 /// The text of a special token: a string, or an object that contains one; `None` if it is not set.
@@ -96,27 +137,37 @@ fn token_id(settings: &Json, role: &str) -> Option<usize> {
     id.and_then(|id| usize::try_from(id).ok())
 }
 
+fn kind(step: &Setting) -> &str {
+    step.get("type").and_then(Setting::as_str).unwrap_or_default()
+}
+
+/// The steps of the post-processor in `tokenizer.json`.
+fn post_processors(json: &Json) -> Result<Vec<Setting>, Error> {
+    let Some(processor) = json.object("post_processor")? else { return Ok(Vec::new()) };
+    let processor = Setting::Object(processor.clone());
+    if kind(&processor) != "Sequence" {
+        return Ok(vec![processor]);
+    }
+    Ok(processor.get("processors").and_then(Setting::as_array).cloned().unwrap_or_default())
+}
+
+/// The text of the special token that the post-processor in `tokenizer.json` adds at the end of a text.
+fn last_special(json: &Json) -> Result<Option<String>, Error> {
+    let steps = post_processors(json)?;
+    let template = steps.iter().find(|step| kind(step) == "TemplateProcessing");
+    let last = template.and_then(|template| template.get("single")?.as_array()?.last());
+    let text = last.and_then(|last| last.get("SpecialToken")?.get("id")?.as_str());
+    Ok(text.map(str::to_owned))
+}
+
 /// Whether the post-processor in `tokenizer.json` adds BOS at the start and EOS at the end of a
 /// text; `None` for both if it has no step that does so.
 fn adds_bos_eos(
     json: &Json,
     texts: &HashMap<&str, &str>,
 ) -> Result<(Option<bool>, Option<bool>), Error> {
-    let Some(processor) = json.object("post_processor")? else { return Ok((None, None)) };
-    let kind = |value: &Setting| {
-        value.get("type").and_then(Setting::as_str).unwrap_or_default().to_owned()
-    };
-    let processor = Setting::Object(processor.clone());
-    let steps = match kind(&processor).as_str() {
-        "Sequence" => {
-            processor.get("processors").and_then(Setting::as_array).cloned().unwrap_or_default()
-        }
-        _ => vec![processor],
-    };
-    if steps
-        .iter()
-        .any(|step| matches!(kind(step).as_str(), "RobertaProcessing" | "BertProcessing"))
-    {
+    let steps = post_processors(json)?;
+    if steps.iter().any(|step| matches!(kind(step), "RobertaProcessing" | "BertProcessing")) {
         return Ok((Some(true), Some(true)));
     }
     let Some(template) = steps.iter().find(|step| kind(step) == "TemplateProcessing") else {

@@ -16,6 +16,7 @@ mod refill;
 use std::sync::Arc;
 
 use hal::Operand;
+use model::LayerWeights;
 
 use placement::exchange::{
     self, Allowance, Balance, Bounds, CountedTokens, DECISION_INTERVAL, Heat, LayerHeat,
@@ -169,13 +170,19 @@ impl LayerExchange {
         layer: &Layer,
         seconds: Option<f64>,
     ) -> Option<hal::Result<LayerExchange>> {
-        let ffn = sizing.model.layers[index].ffn.as_ref()?;
+        let LayerWeights { ffn, frame, .. } = &sizing.model.layers[index];
+        let ffn = ffn.as_ref()?;
         let lists = neurons_by_side(placed)?;
         let unit = sizing.exchange_unit(ffn)?;
+        let is_whole = matches!(unit, ExchangeUnit::Experts(_));
+        // A table of each token's experts keeps the numbers of the file.
+        if is_whole && frame.listed_experts.is_some() {
+            return None;
+        }
         // The `bias_down` of an expert moves with its number. This works only on the home device:
         // the CPU reads `bias_down` from the file.
         let added_here = layer.own.as_ref().is_some_and(|own| own.bias_down.is_some());
-        if matches!(unit, ExchangeUnit::Experts(_)) && ffn.down.bias.is_some() && !added_here {
+        if is_whole && ffn.down.bias.is_some() && !added_here {
             return None;
         }
         let (n_unit, n_ff) = (unit.len(), ffn.n_ff());
@@ -187,7 +194,7 @@ impl LayerExchange {
         let number = |list: &Arc<[u32]>| -> Vec<usize> {
             list.iter().step_by(n_unit).map(|&n| n as usize / n_unit).collect()
         };
-        let whole = ffn.n_expert().filter(|_| matches!(unit, ExchangeUnit::Experts(_)));
+        let whole = ffn.n_expert().filter(|_| is_whole);
         let numbers = whole
             .map(|n| ExpertNumbers { units: lists.map(number), experts: (0..n as u32).collect() });
         let packs = sizing.mode.packs(&sizing.devices[CPU], ffn, &Neurons::All);

@@ -1,21 +1,19 @@
 //! Lists and removes the files of the repack cache.
 
+use std::fs;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
-use std::{fs, io};
 
 use hal::Bytes;
+use own_file::open_regular;
 
 use super::MODEL_KEY;
 use gguf::File;
 
 /// Suffix of finished files.
 pub const SUFFIX: &str = ".thermocline";
-/// Suffix of unfinished files.
-const UNFINISHED: &str = ".thermocline.part";
-/// A process that is still writing updates its file more often than this. An older unfinished file
-/// counts as abandoned.
-const ABANDONED: Duration = Duration::from_secs(15 * 60);
+/// First bytes of every finished file.
+const MAGIC: &[u8; 4] = b"GGUF";
 
 /// A file of the repack cache.
 #[derive(Clone, Debug)]
@@ -38,12 +36,13 @@ impl Entry {
     }
 }
 
-/// The finished repack files in `folder`, sorted by path. A missing folder counts as empty.
+/// The finished repack files in `folder`, sorted by path. A missing folder counts as empty. Other
+/// files that have the suffix are not listed.
 ///
 /// # Errors
 /// The system's error.
 pub fn list(folder: &Path) -> io::Result<Vec<Entry>> {
-    let paths = find_files(folder, &[SUFFIX])?;
+    let paths = find_files(folder, is_finished)?;
     let entry = |path: PathBuf| {
         let size = Bytes(fs::metadata(&path).map_or(0, |file| file.len()));
         let file = File::open(&path).ok();
@@ -61,7 +60,7 @@ pub fn list(folder: &Path) -> io::Result<Vec<Entry>> {
 /// The system's error; files before the failing one are already removed.
 pub fn clear(folder: &Path) -> io::Result<Bytes> {
     let mut freed = Bytes(0);
-    for path in find_files(folder, &[SUFFIX, UNFINISHED])? {
+    for path in find_files(folder, |path| is_finished(path) || is_unfinished(path))? {
         let size = fs::metadata(&path).map(|file| Bytes(file.len()));
         match size.and_then(|size| fs::remove_file(&path).map(|()| size)) {
             Ok(size) => freed += size,
@@ -73,18 +72,22 @@ pub fn clear(folder: &Path) -> io::Result<Bytes> {
     Ok(freed)
 }
 
-/// Removes unfinished files that count as [`ABANDONED`], left by killed processes.
-pub(super) fn drop_leftovers(folder: &Path) {
-    for path in find_files(folder, &[UNFINISHED]).unwrap_or_default() {
-        let age = fs::metadata(&path).and_then(|file| file.modified()).map(|time| time.elapsed());
-        if matches!(age, Ok(Ok(age)) if age > ABANDONED) {
-            // A leftover only costs disk space, so a failure is ignored.
-            let _ = fs::remove_file(&path);
-        }
-    }
+/// Whether `path` has the name and the first bytes of a repack file; it may be damaged.
+fn is_finished(path: &Path) -> bool {
+    let named = path.file_name().is_some_and(|name| name.to_string_lossy().ends_with(SUFFIX));
+    let mut start = [0; MAGIC.len()];
+    named
+        && open_regular(path).and_then(|mut file| file.read_exact(&mut start)).is_ok()
+        && start == *MAGIC
 }
 
-fn find_files(folder: &Path, ends: &[&str]) -> io::Result<Vec<PathBuf>> {
+/// Whether a process gave `path` its name while it wrote a repack file.
+fn is_unfinished(path: &Path) -> bool {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    gguf::writer_of(&name).is_some_and(|(_, target)| target.ends_with(SUFFIX))
+}
+
+fn find_files(folder: &Path, ours: impl Fn(&Path) -> bool) -> io::Result<Vec<PathBuf>> {
     let entries = match fs::read_dir(folder) {
         Ok(entries) => entries,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -93,9 +96,9 @@ fn find_files(folder: &Path, ends: &[&str]) -> io::Result<Vec<PathBuf>> {
     let mut paths = Vec::new();
     for entry in entries {
         let entry = entry?;
-        let name = entry.file_name().to_string_lossy().into_owned();
-        if entry.file_type()?.is_file() && ends.iter().any(|end| name.ends_with(end)) {
-            paths.push(entry.path());
+        let path = entry.path();
+        if entry.file_type()?.is_file() && ours(&path) {
+            paths.push(path);
         }
     }
     paths.sort();

@@ -70,7 +70,7 @@ pub fn write(
     let folder = path.parent().unwrap_or(Path::new("."));
     fs::create_dir_all(folder)
         .map_err(|reason| WriteError::Folder { folder: folder.display().to_string(), reason })?;
-    files::drop_leftovers(folder);
+    gguf::drop_leftovers(folder, |target| target.ends_with(files::SUFFIX));
     let total = size(weights);
     check_disk(total, free_bytes(folder).map(Bytes))?;
     let mut data = header(model, weights)?.create_own(path)?;
@@ -86,7 +86,9 @@ pub fn write(
         report(done, total.0)?;
     }
     data.write(SUMS, &sums)?;
-    Ok(data.finish()?)
+    let file = data.complete()?;
+    model.check_unchanged()?;
+    Ok(file.publish()?)
 }
 
 fn check_disk(wanted: Bytes, free: Option<Bytes>) -> Result<(), WriteError> {

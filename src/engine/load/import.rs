@@ -71,14 +71,14 @@ impl Loader<'_> {
         Loader { paged, ..*self }.import_whole(device, Owner::Model, label, rows)
     }
 
-    /// Loads a per-neuron vector. On the CPU it is copied, not used in place, if neurons are
-    /// exchanged: an exchange writes to it.
+    /// Loads a per-neuron vector, or a vector for each expert. On the CPU it is copied, not used in
+    /// place, if neurons are exchanged: an exchange writes to it.
     pub(crate) fn vector(&self, device: &Device, label: &str, rows: &HostRows) -> Result<Tensor> {
         if device.info().kind != DeviceKind::Cpu || !self.sizing.counts_rows() {
             return self.import_unpaged(device, label, rows);
         }
         let tensor = device.alloc(label, rows.desc())?;
-        device.queue("import")?.write(&tensor, &rows.rows(0..1)?)?;
+        device.queue("import")?.write(&tensor, &rows.rows(0..rows.desc().n_rows)?)?;
         Ok(tensor)
     }
 }

@@ -6,7 +6,7 @@ use hal::{Batch, Device, Operand, Queue, Tensor, TensorDesc};
 use super::lists::RowLists;
 use crate::error::Result;
 use crate::ops::scratch::Scratch;
-use crate::size::scratch::{ScratchShape, counts_union, n_counters, union_bytes};
+use crate::size::scratch::{ScratchShape, counts_union, n_counters, row_counts, union_bytes};
 
 /// The data of one device in use.
 #[derive(Debug)]
@@ -42,7 +42,13 @@ pub(crate) struct HeadScratch {
 }
 
 impl Lane {
-    pub(crate) fn new(device: &Device, shape: &ScratchShape, buckets: &[usize]) -> Result<Lane> {
+    /// `counts` says whether the active rows of neurons are counted, if `shape` has counters.
+    pub(crate) fn new(
+        device: &Device,
+        shape: &ScratchShape,
+        counts: bool,
+        buckets: &[usize],
+    ) -> Result<Lane> {
         let scratch: Scratch<Tensor> =
             shape.body.try_map(&mut |label, desc| device.alloc(label, *desc))?;
         let mut queue = device.queue("engine")?;
@@ -51,6 +57,7 @@ impl Lane {
             active.push(device.alloc("active", shape.active(n))?);
             queue.reserve(4 * n * shape.n_embd)?;
             queue.reserve(4 * n * shape.n_inputs)?;
+            queue.reserve(4 * n * shape.n_ngram)?;
             queue.reserve(4 * n * n_counters(shape.n_layer))?;
             queue.reserve(4 * n * shape.n_expert)?;
         }
@@ -73,7 +80,7 @@ impl Lane {
             hits: None,
             union,
         };
-        shape.hits.map_or(Ok(()), |hits| lane.make_hits(hits))?;
+        shape.hits.filter(|_| counts).map_or(Ok(()), |hits| lane.make_hits(hits))?;
         Ok(lane)
     }
 
@@ -137,7 +144,9 @@ impl Lane {
 
     pub(crate) fn head_scratch(&mut self, shape: &ScratchShape) -> Result<HeadScratch> {
         let [chosen, normed, logits] = shape.head();
-        self.queue.reserve(4 * shape.n_logits.max(shape.n_embd))?;
+        for n_rows in row_counts(shape.max_out) {
+            self.queue.reserve(4 * n_rows * shape.n_logits.max(shape.n_embd))?;
+        }
         Ok(HeadScratch {
             chosen: self.device.alloc(chosen.0, chosen.1)?,
             normed: self.device.alloc(normed.0, normed.1)?,

@@ -4,6 +4,7 @@
 //! Programs are recorded later, in `record/`.
 
 pub(crate) mod ffn;
+pub(crate) mod guess;
 pub(crate) mod held;
 mod import;
 pub(crate) mod lane;
@@ -13,9 +14,9 @@ pub use import::to_repack;
 
 use std::ops::Range;
 
-use hal::{Device, KvCache, Mailbox, Operand, Tensor};
+use hal::{Device, KV_BLOCK, KvRows, Mailbox, Operand, Tensor};
 
-use model::{Affine, Frame, LayerWeights};
+use model::{Affine, Frame, LayerWeights, Ngrams};
 use placement::{CPU, DeviceIndex, LayerPlacement, Neurons, Placement, Share};
 
 use crate::error::Result;
@@ -23,9 +24,11 @@ use crate::ops::embed::Embedding;
 use crate::ops::memory::{self, Cache, Memory};
 use crate::ops::predict::{Predictor, vector};
 use crate::paging::{Owner, PagedWeights, Stops};
+use crate::size::exchange::neurons_by_side;
 use crate::size::scratch::ScratchShape;
 use crate::size::{Sizing, adding_device, is_used};
 use ffn::FfnTensors;
+use guess::RouterCopy;
 use held::HeldExperts;
 use lane::{HeadScratch, Lane};
 
@@ -44,6 +47,8 @@ pub(crate) struct Layer {
     pub(crate) mailbox: Option<Mailbox>,
     /// Neurons on other devices.
     pub(crate) remotes: Vec<RemoteShare>,
+    /// The next layer's router on the CPU; `None` if the CPU does not guess by it.
+    pub(crate) next_router: Option<RouterCopy>,
 }
 
 /// Neurons of a layer on a device other than its home.
@@ -74,7 +79,8 @@ impl Layer {
 #[derive(Debug)]
 pub(crate) struct Head {
     pub(crate) device: DeviceIndex,
-    pub(crate) norm: Affine<Tensor>,
+    /// `None` in models without an output norm.
+    pub(crate) norm: Option<Affine<Tensor>>,
     /// The output matrix; `None` in encoders.
     pub(crate) output: Option<Tensor>,
     /// Bias of the logits; `None` without one.
@@ -92,9 +98,12 @@ pub(crate) struct LoadedModel {
     pub(crate) head: Head,
     /// Where each layer's programs are cut because weights are on disk; empty without such weights.
     pub(crate) stops: Vec<Stops>,
-    /// The router's weights of the next layer as guessed from the residual of the present one,
+    /// The router's weights of the next layer as guessed in the present one,
     /// `[n_ubatch, n_expert]` on the CPU; `None` unless experts may be on disk.
     pub(crate) guess: Option<Tensor>,
+    /// The table of n-grams, and the device whose layer adds their embeddings; `None` in models without
+    /// them.
+    pub(crate) ngrams: Option<(Ngrams, DeviceIndex)>,
 }
 
 impl LoadedModel {
@@ -143,9 +152,11 @@ impl Loader<'_> {
         let shape = sizing.scratch();
         let buckets = sizing.options.buckets();
         let mut lanes = Vec::new();
+        // Without a layer on two devices, no neuron can move, and rows need not be counted.
+        let exchanges = placement.layers.iter().any(|placed| neurons_by_side(placed).is_some());
         for (index, device) in sizing.devices.iter().enumerate() {
             let used = is_used(placement, index);
-            let lane = used.then(|| Lane::new(device, shape, &buckets)).transpose()?;
+            let lane = used.then(|| Lane::new(device, shape, exchanges, &buckets)).transpose()?;
             // What is left of the budget holds weights, so it must be known.
             if lane.is_some() && (index != CPU || self.paged.is_some()) {
                 device.reserve_workspace(sizing.workspace(index))?;
@@ -158,7 +169,8 @@ impl Loader<'_> {
         let (mut layers, mut done) = (Vec::new(), 0);
         let total = (0..placement.layers.len()).map(|i| sizing.layer_bytes(i)).sum();
         for (i, placed) in placement.layers.iter().enumerate() {
-            let layer = self.layer(placed, &layers, &mut mailboxes)?;
+            let mut layer = self.layer(placed, &layers, &mut mailboxes)?;
+            layer.next_router = self.next_router(i, placement)?;
             layers.push(layer);
             done += sizing.layer_bytes(i);
             (self.progress)(done, total);
@@ -166,7 +178,9 @@ impl Loader<'_> {
         let embed = self.embedding(&sizing.devices[placement.embed])?;
         let head = self.head(placement, &mut lanes, shape, &embed.tokens)?;
         let guess = self.guess(&lanes)?;
-        Ok(LoadedModel { lanes, layers, embed, head, stops: Vec::new(), guess })
+        let ngrams = sizing.model.ngrams.as_ref();
+        let ngrams = ngrams.map(|by| (by.clone(), placement.layers[by.layer].home));
+        Ok(LoadedModel { lanes, layers, embed, head, stops: Vec::new(), guess, ngrams })
     }
 
     /// For each device, a mailbox for each split layer whose home it is.
@@ -235,6 +249,7 @@ impl Loader<'_> {
             own,
             mailbox,
             remotes,
+            next_router: None,
         })
     }
 
@@ -256,7 +271,7 @@ impl Loader<'_> {
     fn memory(&self, device: &Device, before: &[Layer]) -> Result<Memory<Tensor>> {
         let Sizing { model, options, .. } = *self.sizing;
         let weights = &model.layers[before.len()];
-        let shapes = memory::of_mixer(&memory::shapes(weights), options);
+        let shapes = memory::of_layer(weights, options);
         let cache = match shapes.cache {
             None => None,
             Some(Cache::Shared(_)) => {
@@ -264,14 +279,40 @@ impl Loader<'_> {
                 let cache = source.and_then(|layer| layer.memory.own_kv());
                 Some(Cache::Shared(cache.expect("the model reader checked the source").clone()))
             }
-            Some(Cache::Own(KvCache { k, v })) => {
-                let n_cols = KvCache { k: k.n_cols, v: v.n_cols };
+            Some(Cache::Own(KvRows { k, .. })) if shapes.compressed.is_some() => {
+                Some(Cache::Own(KvRows {
+                    k: device.alloc("keys and compressed keys", k)?,
+                    v: None,
+                }))
+            }
+            Some(Cache::Own(KvRows { k, v })) => {
+                let n_cols = KvRows { k: k.n_cols, v: v.map(|v| v.n_cols) };
                 let formats = options.kv_formats;
-                Some(Cache::Own(device.kv_cache(options.n_blocks(), n_cols, formats)?))
+                Some(Cache::Own(device.kv_rows(options.n_blocks(), n_cols, formats)?))
             }
         };
-        let states = shapes.states.into_iter().map(|shape| device.alloc("state", shape));
-        Ok(Memory { cache, states: states.collect::<hal::Result<_>>()? })
+        let index = shapes.index.map(|index| {
+            let v = index.v.map(|v| device.alloc("indexer keys and gates", v)).transpose()?;
+            Ok::<_, hal::Error>(KvRows { k: device.alloc("indexer keys", index.k)?, v })
+        });
+        let index = index.transpose()?;
+        let compressed = match &cache {
+            Some(Cache::Own(cache)) if shapes.compressed.is_some() => {
+                // They follow the rows of positions.
+                let rows = options.n_blocks() * KV_BLOCK..cache.k.desc().n_rows;
+                Some(KvRows { k: cache.k.rows(rows), v: None })
+            }
+            Some(Cache::Own(_) | Cache::Shared(_)) | None => None,
+        };
+        let state = |shape| device.alloc("state", shape);
+        let states = shapes.states.into_iter().map(state).collect::<hal::Result<_>>()?;
+        Ok(Memory {
+            cache,
+            index,
+            compressed,
+            states,
+            ngrams: shapes.ngrams.map(state).transpose()?,
+        })
     }
 
     fn guess(&self, lanes: &[Option<Lane>]) -> Result<Option<Tensor>> {
@@ -310,9 +351,9 @@ impl Loader<'_> {
         let lane = lane_mut(lanes, placement.head);
         Ok(Head {
             device: placement.head,
-            norm: model
-                .output_norm
-                .try_map("output_norm", &mut |label, rows| import(label, rows))?,
+            norm: (model.output_norm.as_ref())
+                .map(|norm| norm.try_map("output_norm", &mut |label, rows| import(label, rows)))
+                .transpose()?,
             bias: match &model.output_bias {
                 Some(bias) => Some(import("output.bias", bias)?),
                 None => None,

@@ -14,6 +14,7 @@ use crate::error::Result;
 use crate::load::lane::Lane;
 use crate::load::lane_mut;
 use crate::ops::layer::{residual_norm, shared_share};
+use crate::ops::low_rank_hyper::output_norm;
 use crate::ops::scratch::{Role, Scratch};
 use crate::record::{Recording, view};
 use crate::replay::{StepProgram, StepState};
@@ -206,7 +207,7 @@ impl ProgramRecorder<'_> {
         let lane = loaded.lane(head.device);
         let scratch = view(&lane.scratch, n);
         let mut norm = lane.device.record("observed output norm");
-        norm.push(residual_norm(model, &scratch.x, &head.norm, &scratch.h))?;
+        norm.push(output_norm(model, &scratch.x, head.norm.as_ref(), &scratch.h))?;
         let mut recorder = lane.device.record("observed logits");
         let output = head.scratch.logits.rows(0..n);
         let bias = head.bias.clone();

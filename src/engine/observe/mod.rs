@@ -21,6 +21,7 @@ use crate::error::{Error, Result};
 use crate::load::ffn::FfnTensors;
 use crate::load::lane::Lane;
 use crate::load::{LoadedModel, lane_mut};
+use crate::ops::latent::block_operands;
 use crate::record::{Recording, view};
 use crate::replay::StepProgram;
 use crate::replay::arena::{BlockSizes, StepArena};
@@ -66,7 +67,7 @@ pub struct ObservedBlock<'a> {
     /// `[n_tokens, n_embd]`: the residual before the block's norm, which PowerInfer's predictors
     /// read.
     pub residual: &'a [f32],
-    /// `[n_tokens, n_embd]`: the block's input, normed.
+    /// `[n_tokens, width]`: the block's input, normed; of latent experts their input.
     pub x: &'a [f32],
     /// `[n_tokens, n_ff]`: output of the gate projection with bias, before the activation; `None`
     /// in blocks without a gate.
@@ -233,7 +234,9 @@ impl ProgramRecorder<'_> {
             let ffn = if here { layer.own.as_ref() } else { remote() };
             let ffn = ffn.expect("each placed share is loaded");
             let on = self.loaded.lane(share.device);
-            let x = if here { &on.scratch.h } else { &on.scratch.handed }.rows(0..self.n);
+            let (width, latent) = (ffn.up.desc().n_cols, self.recording.is_latent(index));
+            let [x, _] = block_operands(&on.scratch, width, latent);
+            let x = if here || latent { x } else { &on.scratch.handed }.rows(0..self.n);
             let products = self.products(on, share.device, ffn)?;
             let mut recorder = on.device.record(&format!("products of layer {index}"));
             for op in products.ops(ffn, &x) {
@@ -357,8 +360,11 @@ impl HostBuffers {
     ) -> Result<()> {
         let ObservedLayer { layer, block, n_embd } = *at;
         let Lane { queue, scratch, .. } = lane_mut(lanes, layer.home);
-        for (from, to) in [(&scratch.x, &mut self.residual), (&scratch.h, &mut self.x)] {
-            to.resize(n * n_embd, 0.0);
+        let [x, _] = block_operands(scratch, block.width, block.is_latent);
+        for (from, to, width) in
+            [(&scratch.x, &mut self.residual, n_embd), (x, &mut self.x, block.width)]
+        {
+            to.resize(n * width, 0.0);
             queue.read_f32(from, to)?;
         }
         if let Some(weights) = &scratch.weights {
@@ -378,7 +384,9 @@ impl HostBuffers {
         for share in &layer.shares {
             let Lane { queue, scratch, .. } = lane_mut(lanes, share.device);
             if share.device != layer.home {
-                queue.write(&scratch.handed, bytemuck::cast_slice(&self.x))?;
+                let [latent, _] = block_operands(scratch, block.width, block.is_latent);
+                let x = if block.is_latent { latent } else { &scratch.handed };
+                queue.write(x, bytemuck::cast_slice(&self.x))?;
             }
             queue.replay(&share.program)?.wait()?;
             let ShareProgram { products: Products { gate, up }, .. } = share;
@@ -406,7 +414,7 @@ impl HostBuffers {
         ObservedBlock {
             n_tokens: n,
             residual: &self.residual[..n * n_embd],
-            x: &self.x[..n * n_embd],
+            x: &self.x[..n * block.width],
             gate: gated.then_some(&self.gate[..n * block.n_ff]),
             up: &self.up[..n * block.n_ff],
             weights: (block.n_expert > 0).then_some(&self.weights[..n * block.n_expert]),

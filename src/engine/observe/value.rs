@@ -39,6 +39,10 @@ impl ObservedBlock<'_> {
 /// `up`.
 fn neuron(kind: FfnKind, activation: Activation, test: f32, up: f32) -> f32 {
     let gate = activate(activation, test);
+    let up = match activation.up_cap() {
+        Some(cap) if kind == FfnKind::Gated => cap * (up / cap).tanh(),
+        Some(_) | None => up,
+    };
     match (kind, activation.up_limit()) {
         (FfnKind::Plain, _) => gate,
         (FfnKind::Gated, Some((limit, added))) => gate * (up.clamp(-limit, limit) + added),
@@ -70,6 +74,7 @@ fn activate(activation: Activation, x: f32) -> f32 {
         Activation::XIelu { positive, negative, slope } => {
             slope * x + if x > 0.0 { positive * x * x } else { negative * (x.exp_m1() - x) }
         }
+        Activation::Situ { beta, .. } => beta * (x / beta).tanh() * sigmoid(x),
     }
 }
 
@@ -105,6 +110,9 @@ mod tests {
         let oai = Activation::SwigluOai { alpha: 1.702, limit: 7.0 };
         near(activate(oai, 9.0), 7.0 / (1.0 + (-1.702f32 * 7.0).exp()));
         near(neuron(FfnKind::Gated, oai, 9.0, -9.0), -6.0 * activate(oai, 9.0));
+        let situ = Activation::Situ { beta: 4.0, cap: 25.0 };
+        near(activate(situ, 2.0), 4.0 * 0.5f32.tanh() / (1.0 + (-2.0f32).exp()));
+        near(neuron(FfnKind::Gated, situ, 2.0, 50.0), activate(situ, 2.0) * 25.0 * 2.0f32.tanh());
         assert_eq!(neuron(FfnKind::GatedBoth, Activation::Relu, 2.0, -1.0), 0.0);
         assert_eq!(neuron(FfnKind::Gated, Activation::Relu, 2.0, -1.0), -2.0);
         assert_eq!(neuron(FfnKind::Plain, Activation::Relu2, 2.0, 2.0), 4.0);

@@ -27,13 +27,14 @@ pub(super) fn scratch_of(by: &AltUp) -> Vec<(Role, usize)> {
 }
 
 /// The tensors that hold the streams of a step.
-struct Streams<'a, T> {
-    n: usize,
-    width: usize,
+pub(super) struct Streams<'a, T> {
+    pub(super) n: usize,
+    pub(super) width: usize,
     /// The streams of a token, one after the other.
-    all: &'a T,
-    predicted: &'a T,
-    part: &'a T,
+    pub(super) all: &'a T,
+    /// Other values of all streams: in Gemma 3n the predicted streams.
+    pub(super) predicted: &'a T,
+    pub(super) part: &'a T,
 }
 
 impl<T: Operand> LayerOps<'_, T> {
@@ -165,7 +166,7 @@ impl<T: Operand> LayerOps<'_, T> {
 
 impl<T: Operand> Streams<'_, T> {
     /// Copies stream `from` of `x` to stream `to` of `y`.
-    fn copy(&self, x: &T, from: usize, y: &T, to: usize) -> Op<T> {
+    pub(super) fn copy(&self, x: &T, from: usize, y: &T, to: usize) -> Op<T> {
         let at = |stream: usize| HeadColumns { first: stream * self.width, step: self.width };
         let (x, y) = (x.clone(), y.clone());
         CopyHeads { x, y, n_head: 1, width: self.width, from: at(from), to: at(to) }.into()
@@ -173,7 +174,12 @@ impl<T: Operand> Streams<'_, T> {
 
     /// Copies stream `from` of `x` to all streams of `part`.
     fn repeat(&self, x: &T, from: usize) -> Op<T> {
-        let (x, y) = (x.clone(), self.part.clone());
+        self.repeat_to(x, from, self.part)
+    }
+
+    /// Copies stream `from` of `x` to all streams of `y`.
+    pub(super) fn repeat_to(&self, x: &T, from: usize, y: &T) -> Op<T> {
+        let (x, y) = (x.clone(), y.clone());
         let (first, width) = (from * self.width, self.width);
         let from = HeadColumns { first, step: 0 };
         CopyHeads { x, y, n_head: self.n, width, from, to: HeadColumns { first: 0, step: width } }
@@ -181,13 +187,13 @@ impl<T: Operand> Streams<'_, T> {
     }
 }
 
-fn whole<T: Operand>(x: &T, y: &T) -> Op<T> {
+pub(super) fn whole<T: Operand>(x: &T, y: &T) -> Op<T> {
     let width = x.desc().n_cols;
     let columns = HeadColumns { first: 0, step: width };
     CopyHeads { x: x.clone(), y: y.clone(), n_head: 1, width, from: columns, to: columns }.into()
 }
 
-fn scale<T: Operand>(g: &T, x: &T) -> Op<T> {
+pub(super) fn scale<T: Operand>(g: &T, x: &T) -> Op<T> {
     Mul { g: g.clone(), x: x.clone(), activation: GateActivation::None }.into()
 }
 

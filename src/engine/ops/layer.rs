@@ -2,20 +2,19 @@
 //! them.
 
 use hal::op::{
-    Add, CopyHeads, Down, ExpertRanges, GateActivation, HeadColumns, MatMul, Merge, Mul, Norm, Op,
-    Post, Route, Scoring,
+    Add, Down, ExpertRanges, GateActivation, MatMul, Merge, Mul, Norm, Op, Post, Route, Scoring,
 };
 use hal::{Batch, Operand, RowSet, Rows};
 
-use model::{
-    Affine, Experts, Frame, LayerWeights, Mixer, Model, PredictorInput, RouterInput, SharedExpert,
-};
+use model::{Affine, Frame, LayerWeights, Mixer, Model, PredictorInput, RouterInput, SharedExpert};
 
-use super::altup;
+use super::altup::{self, whole};
 use super::ffn::{FfnMode, FfnOperands, FfnShare};
+use super::hyper_connections;
 use super::memory::Memory;
 use super::predict::{Input, Predictor};
 use super::scratch::{Role, Scratch};
+use super::{chunk_experts, latent, low_rank_hyper, ngrams, residual_mix, stacks};
 
 /// Operands of a layer's ops.
 pub(crate) struct LayerOps<'a, T> {
@@ -77,11 +76,22 @@ pub(crate) fn scratch_of(model: &Model, layer: &LayerWeights) -> Vec<(Role, usiz
         all.extend([(Role::LayerInputs, n_inputs), (Role::LayerInputsPart, n_inputs)]);
         all.extend([(Role::LayerInput, width), (Role::LayerGate, width)]);
     }
-    if let Some(by) = &frame.altup {
-        all.extend(altup::scratch_of(by));
-    }
+    all.extend(frame.altup.iter().flat_map(|by| altup::scratch_of(by)));
+    let streams = frame.hyper_connections.iter();
+    all.extend(streams.flat_map(|by| hyper_connections::scratch_of(model, by)));
+    let streams = frame.low_rank_hyper.iter();
+    all.extend(streams.flat_map(|by| low_rank_hyper::scratch_of(by, hyper.n_embd)));
+    all.extend(frame.ngrams.iter().flat_map(|by| ngrams::scratch_of(by)));
+    all.extend(frame.residual_mix.iter().flat_map(|by| residual_mix::scratch_of(by)));
+    let chunks = frame.chunks.iter();
+    all.extend(chunks.flat_map(|by| chunk_experts::scratch_of(by, hyper.n_embd)));
+    all.extend(stacks::scratch_of(layer, hyper.n_embd));
+    all.extend(frame.latent.iter().flat_map(latent::scratch_of));
     if let Some(by) = &frame.input_scale {
         all.extend([(Role::ExpertWeight, 1), (Role::ExpertScores, by.identity.desc().n_rows)]);
+    }
+    if let Some(table) = &frame.listed_experts {
+        all.push((Role::ListedExperts, table.desc().n_cols));
     }
     if frame.router_norm.is_some() {
         all.push((Role::RouterInput, hyper.n_embd));
@@ -141,24 +151,41 @@ impl<T: Operand> LayerOps<'_, T> {
     pub(crate) fn before_neurons(&self) -> Vec<Op<T>> {
         let (s, frame) = (self.scratch, self.frame);
         let mut ops = Vec::new();
+        self.start_states(&mut ops);
         self.predict_streams(&mut ops);
+        self.begin_mixed_streams(&mut ops);
+        self.start_streams(&mut ops);
+        self.read_streams(&mut ops, true);
         self.route(&mut ops, RouterInput::Layer, &s.x);
         let early = frame.early_experts.then(|| s.at(Role::ExpertInput, self.model.hyper.n_embd));
         if let (Some(early), Some(norm)) = (early, &frame.ffn_norm) {
             ops.push(residual_norm(self.model, &s.x, norm, early));
         }
-        self.input(&mut ops, frame.attn_norm.as_ref(), self.has_mixer());
+        match &frame.low_rank_hyper {
+            Some(by) => self.mix_streams(&mut ops, by, &by.mixer, &s.h),
+            None => {
+                let x = self.mixer_input(&mut ops);
+                self.input(&mut ops, x, frame.attn_norm.as_ref(), self.has_mixer());
+            }
+        }
         self.laurel(&mut ops);
         self.mix(&mut ops);
-        if !self.is_parallel() && self.has_mixer() {
+        self.scale_output(&mut ops, &frame.gains[0]);
+        if self.write_streams(&mut ops) {
+            self.read_streams(&mut ops, false);
+        } else if !self.is_parallel() && self.has_mixer() && !self.restart_residual(&mut ops) {
             self.add(&mut ops, frame.post_attn_norm.as_ref(), frame.post_eps[0]);
             self.add_input(&mut ops);
             self.add_laurel(&mut ops);
         }
         let reads_residual = self.facts.ffn.is_some() && !self.is_parallel();
-        match early {
-            Some(early) => ops.push(self.copy(early, &s.h)),
-            None => self.input(&mut ops, frame.ffn_norm.as_ref(), reads_residual),
+        match (early, &frame.low_rank_hyper) {
+            (Some(early), _) => ops.push(self.copy(early, &s.h)),
+            (None, Some(by)) => self.mix_streams(&mut ops, by, &by.ffn, &s.h),
+            (None, None) => {
+                let x = self.block_input(&mut ops);
+                self.input(&mut ops, x, frame.ffn_norm.as_ref(), reads_residual);
+            }
         }
         self.mix_channels(&mut ops);
         self.shift_channels(&mut ops);
@@ -169,26 +196,24 @@ impl<T: Operand> LayerOps<'_, T> {
             ops.push(residual_norm(self.model, &s.x, norm, x));
             self.route(&mut ops, RouterInput::Residual, x);
         }
+        self.to_latent(&mut ops);
         ops
     }
 
-    /// Computes the normed residual into `h`. Without a norm, copies the residual if `is_read` is
+    /// Computes the normed residual or mix `x` into `h`. Without a norm, copies `x` if `is_read` is
     /// set.
-    fn input(&self, ops: &mut Vec<Op<T>>, norm: Option<&Affine<T>>, is_read: bool) {
+    fn input(&self, ops: &mut Vec<Op<T>>, x: &T, norm: Option<&Affine<T>>, is_read: bool) {
         let s = self.scratch;
         match norm {
-            Some(norm) => ops.push(residual_norm(self.model, &s.x, norm, &s.h)),
-            None if is_read => ops.push(self.copy(&s.x, &s.h)),
+            Some(norm) => ops.push(residual_norm(self.model, x, norm, &s.h)),
+            None if is_read => ops.push(self.copy(x, &s.h)),
             None => {}
         }
     }
 
     /// Copies values as wide as the residual.
     fn copy(&self, x: &T, y: &T) -> Op<T> {
-        let width = self.model.hyper.n_embd;
-        let columns = HeadColumns { first: 0, step: width };
-        let (x, y) = (x.clone(), y.clone());
-        CopyHeads { x, y, n_head: 1, width, from: columns, to: columns }.into()
+        whole(x, y)
     }
 
     /// The ops from the feed-forward block on.
@@ -210,18 +235,26 @@ impl<T: Operand> LayerOps<'_, T> {
     /// The ops after the feed-forward block.
     pub(crate) fn after_neurons(&self) -> Vec<Op<T>> {
         let mut ops = Vec::new();
+        self.add_latent(&mut ops);
+        self.add_chunks(&mut ops);
         self.join_dense(&mut ops);
+        self.scale_output(&mut ops, &self.frame.gains[1]);
         self.gate_channels(&mut ops);
-        if self.facts.ffn.is_some() || (self.is_parallel() && self.has_mixer()) {
+        if self.write_streams(&mut ops) {
+            self.end_streams(&mut ops);
+        } else if self.facts.ffn.is_some() || (self.is_parallel() && self.has_mixer()) {
             let eps = self.frame.post_eps[1];
             self.add(&mut ops, self.frame.post_ffn_norm.as_ref(), eps);
         }
+        self.mix_at_end(&mut ops);
         self.correct_streams(&mut ops);
         self.per_layer(&mut ops);
+        self.end_mixed_streams(&mut ops);
         if let Some(scale) = &self.frame.out_scale {
             let (g, x) = (scale.clone(), self.scratch.x.clone());
             ops.push(Mul { g, x, activation: GateActivation::None }.into());
         }
+        self.end_states(&mut ops);
         ops
     }
 
@@ -242,35 +275,6 @@ impl<T: Operand> LayerOps<'_, T> {
         ops.push(Add { a: a.clone(), x: s.y.clone() }.into());
     }
 
-    /// Adds the contribution of the tokens' per-layer embeddings to the residual, or to the other
-    /// residual streams.
-    fn per_layer(&self, ops: &mut Vec<Op<T>>) {
-        let (s, hyper) = (self.scratch, &self.model.hyper);
-        let Some(by) = &self.frame.per_layer else { return };
-        let width = hyper.n_per_layer;
-        let all = s.at(Role::LayerInputs, width * hyper.n_layer);
-        let (input, gate) = (s.at(Role::LayerInput, width), s.at(Role::LayerGate, width));
-        let copy = CopyHeads {
-            x: all.clone(),
-            y: input.clone(),
-            n_head: 1,
-            width,
-            from: HeadColumns { first: self.index * width, step: width },
-            to: HeadColumns { first: 0, step: width },
-        };
-        ops.push(copy.into());
-        ops.push(matmul(&by.gate, &s.x, gate));
-        let (g, x) = (gate.clone(), input.clone());
-        ops.push(Mul { g, x, activation: GateActivation::Gelu }.into());
-        ops.push(matmul(&by.proj, input, &s.y));
-        if let Some(altup) = &self.frame.altup {
-            ops.push(self.norm(&s.y, &by.norm, &s.h));
-            self.add_to_streams(ops, altup);
-        } else {
-            self.add(ops, Some(&by.norm), hyper.eps);
-        }
-    }
-
     fn has_mixer(&self) -> bool {
         !matches!(self.frame.mixer, Mixer::None)
     }
@@ -285,8 +289,11 @@ impl<T: Operand> LayerOps<'_, T> {
 
     /// Adds `y`, the output of the mixer or the block, to the residual, after its post-norm if any,
     /// whose epsilon is `eps`.
-    fn add(&self, ops: &mut Vec<Op<T>>, post_norm: Option<&Affine<T>>, eps: f32) {
+    pub(super) fn add(&self, ops: &mut Vec<Op<T>>, post_norm: Option<&Affine<T>>, eps: f32) {
         let s = self.scratch;
+        if let Some(by) = &self.frame.low_rank_hyper {
+            return self.add_to_mixed(ops, by);
+        }
         let norm = |x: &T, by: &Affine<T>, y: &T| Norm { eps, ..norm(self.model, x, by, y) }.into();
         let a = match post_norm {
             Some(by) if self.frame.sum_norms => {
@@ -322,7 +329,7 @@ impl<T: Operand> LayerOps<'_, T> {
                 Some(_) => self.scratch.at(Role::ExpertScores, experts.n),
                 None => weights,
             };
-            ops.push(self.routing(router, experts, x, weights).into());
+            self.routing(ops, router, experts, [x, weights]);
             if let Some(scale) = &self.frame.expert_scale {
                 let (g, x) = (scale.clone(), weights.clone());
                 ops.push(Mul { g, x, activation: GateActivation::None }.into());
@@ -336,14 +343,16 @@ impl<T: Operand> LayerOps<'_, T> {
         let (s, frame) = (self.scratch, self.frame);
         let usual = self.model.spec.routing.input == RouterInput::Ffn
             && frame.input_scale.is_none()
+            && frame.residual_mix.is_none()
             && !self.is_parallel();
         let (Some(norm), Some(router), Some(experts), true) =
             (&frame.ffn_norm, &frame.router, self.facts.experts(), usual)
         else {
             return Vec::new();
         };
-        let route = self.routing(router, experts, &s.y, weights);
-        vec![residual_norm(self.model, &s.x, norm, &s.y), route.into()]
+        let mut ops = vec![residual_norm(self.model, &s.x, norm, &s.y)];
+        self.routing(&mut ops, router, experts, [&s.y, weights]);
+        ops
     }
 
     /// Guesses this layer's active neurons from the residual of an earlier one, into `list`; no ops
@@ -363,24 +372,8 @@ impl<T: Operand> LayerOps<'_, T> {
         }
     }
 
-    fn routing(&self, router: &Affine<T>, experts: &Experts, x: &T, weights: &T) -> Route<T> {
-        Route {
-            w: router.w.clone(),
-            bias: router.bias.clone(),
-            selection: self.frame.selection.clone(),
-            groups: self.frame.expert_groups.clone(),
-            x: x.clone(),
-            weights: weights.clone(),
-            n_used: experts.n_used,
-            n_groups: experts.n_groups,
-            scoring: experts.scoring,
-            renormalise: experts.renormalise,
-            scale: experts.scale,
-        }
-    }
-
-    /// Multiplies the input of the experts by the weight of the token's only expert, whose weight is
-    /// then 1.
+    /// Multiplies the input of the experts by the weight of the token's only expert. After that,
+    /// the expert has weight 1.
     fn scale_input(&self, ops: &mut Vec<Op<T>>) {
         let s = self.scratch;
         let (Some(by), Some(weights)) = (&self.frame.input_scale, &s.weights) else { return };
@@ -392,9 +385,11 @@ impl<T: Operand> LayerOps<'_, T> {
             bias: None,
             selection: None,
             groups: None,
+            chosen: None,
             x: scores.clone(),
             weights: weights.clone(),
             n_used: 1,
+            n_per_chunk: 1,
             n_groups: [1, 1],
             scoring: Scoring::SoftmaxChosen,
             renormalise: false,
@@ -425,9 +420,11 @@ impl<T: Operand> LayerOps<'_, T> {
                 bias: weight.bias.clone(),
                 selection: None,
                 groups: None,
+                chosen: None,
                 x: x.clone(),
                 weights: weights.clone(),
                 n_used: 1,
+                n_per_chunk: 1,
                 n_groups: [1, 1],
                 scoring: Scoring::Sigmoid,
                 renormalise: false,
@@ -463,7 +460,7 @@ impl<T: Operand> LayerOps<'_, T> {
             rows = Rows::Active(resident.clone());
         }
         if let Some(mailbox) = self.mailbox {
-            let (x, batch) = (s.h.clone(), self.batch.clone());
+            let (x, batch) = (self.posted(ops).clone(), self.batch.clone());
             // All mailboxes of a model have the same shape: a dense layer among layers with experts
             // posts weights too, which the host ignores.
             let weights = s.weights.clone();
@@ -471,20 +468,25 @@ impl<T: Operand> LayerOps<'_, T> {
         }
         let mut accumulate = accumulate;
         if let Some(own) = self.own {
-            let (x, y, active) = (s.h.clone(), s.y.clone(), self.active.clone());
+            let ([x, y], active) = (self.block().map(T::clone), self.active.clone());
             let weights = s.weights.clone().filter(|_| own.experts.is_some());
             let (hits, union) = (self.hits.clone(), self.union.clone());
             let place = FfnOperands { x, weights, y, active, hits, union, accumulate };
             ops.push(self.mode.op(own, rows, place).into());
-            accumulate = true;
+            // Latent experts have an output of their own.
+            accumulate = self.frame.latent.is_none();
         }
         if let Some(shared) = &self.frame.shared {
             self.shared(ops, shared, accumulate);
             accumulate |= self.frame.adds_shared();
         }
-        if let Some(mailbox) = self.mailbox {
-            let (batch, y) = (self.batch.clone(), s.y.clone());
-            ops.push(Merge { batch, y, mailbox, accumulate }.into());
+        match (self.mailbox, &self.frame.latent) {
+            (Some(mailbox), Some(_)) => self.latent_answer(ops, mailbox),
+            (Some(mailbox), None) => {
+                let (batch, y) = (self.batch.clone(), s.y.clone());
+                ops.push(Merge { batch, y, mailbox, accumulate }.into());
+            }
+            (None, _) => {}
         }
     }
 }

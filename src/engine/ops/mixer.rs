@@ -1,8 +1,8 @@
 //! The mixers of layers as ops, and their scratch.
 
 use hal::op::{
-    Add, Attention as AttentionOp, CopyHeads, GateActivation, HeadColumns, Mul, Norm, Op, Rope,
-    ScaleByPosition, SoftCap, StoreKv,
+    Add, Attention as AttentionOp, CopyHeads, GateActivation, HeadColumns, HeadMatMul, Mul, Norm,
+    Op, Rope, ScaleByPosition, SoftCap, StoreKv,
 };
 use hal::{Operand, TensorDesc};
 
@@ -13,37 +13,40 @@ use model::{
 
 use super::layer::{LayerOps, matmul};
 use super::scratch::Role;
-use super::{rwkv6, rwkv7};
+use super::{compressed, indexer, rwkv6, rwkv7};
 
 /// Scratch that a mixer needs in addition to the scratch of all layers, as roles and numbers of
-/// columns.
-pub(crate) fn scratch_of(mixer: &Mixer<TensorDesc>) -> Vec<(Role, usize)> {
+/// columns, in sequences of `n_positions`.
+pub(crate) fn scratch_of(mixer: &Mixer<TensorDesc>, n_positions: usize) -> Vec<(Role, usize)> {
     match mixer {
         Mixer::None => Vec::new(),
-        Mixer::Attention(by) => attention_scratch(by),
+        Mixer::Attention(by) => attention_scratch(by, n_positions),
         Mixer::ShortConv(by) => {
             let n = by.conv.n_rows;
             vec![(Role::Query, n), (Role::Value, n), (Role::Mixed, n)]
         }
         Mixer::GatedDelta(by) => {
-            let (n_k, n_v, n_head) = (by.sizes.n_k(), by.sizes.n_v(), by.sizes.n_head_v);
-            vec![
+            let (n_k, n_v) = (by.sizes.n_k(), by.sizes.n_v());
+            let mut all = vec![
                 (Role::Query, n_k),
                 (Role::QueryConv, n_k),
                 (Role::Key, n_k),
                 (Role::KeyConv, n_k),
                 (Role::Value, n_v),
                 (Role::Mixed, n_v),
-                (Role::Decay, n_head),
-                (Role::Beta, n_head),
-            ]
+                (Role::Decay, by.alpha.w.n_rows),
+                (Role::Beta, by.sizes.n_head_v),
+            ];
+            let ranks = [&by.alpha_in, &by.z_in].into_iter().flatten();
+            all.extend(ranks.map(|first| (Role::LowRank, first.w.n_rows)));
+            all
         }
         Mixer::Mamba1(by) => mamba1_scratch(by),
         Mixer::Mamba2(by) => mamba2_scratch(by),
         Mixer::Rwkv6(by) => rwkv6::scratch_of(by),
         Mixer::Rwkv7(by) => rwkv7::scratch_of(by),
         Mixer::Parallel { attention, mamba } => {
-            let mut all = attention_scratch(attention);
+            let mut all = attention_scratch(attention, n_positions);
             all.extend(mamba2_scratch(mamba));
             all.push((Role::Summand, attention.o.w.n_rows));
             all
@@ -51,7 +54,7 @@ pub(crate) fn scratch_of(mixer: &Mixer<TensorDesc>) -> Vec<(Role, usize)> {
     }
 }
 
-fn attention_scratch(by: &Attention<TensorDesc>) -> Vec<(Role, usize)> {
+fn attention_scratch(by: &Attention<TensorDesc>, n_positions: usize) -> Vec<(Role, usize)> {
     let sizes = &by.sizes;
     let mut all = vec![(Role::Query, sizes.n_q()), (Role::Mixed, sizes.n_out())];
     match &by.gate {
@@ -64,9 +67,22 @@ fn attention_scratch(by: &Attention<TensorDesc>) -> Vec<(Role, usize)> {
     if let Some(LowRank { a, .. }) = &by.q_a {
         all.extend([(Role::LatentQuery, a.w.n_rows), (Role::LatentQueryNormed, a.w.n_rows)]);
     }
+    if let Some(sparse) = &by.sparse {
+        all.extend(indexer::scratch_of(sparse, n_positions));
+    }
     match &by.kv {
         Kv::Direct { .. } => {}
-        Kv::Latent(latent) => all.extend(latent_scratch(latent)),
+        Kv::Single(by) => {
+            all.extend(compressed::scratch_of(sizes, by, n_positions));
+            return all;
+        }
+        Kv::Latent(_) => {
+            all.extend(latent_scratch(sizes));
+            if sizes.n_rot > 0 {
+                all.push((Role::KeyRope, sizes.n_rot));
+            }
+            return all;
+        }
         Kv::Shared { .. } => return all,
     }
     all.extend([(Role::Key, sizes.n_k()), (Role::Value, sizes.n_v())]);
@@ -106,13 +122,16 @@ fn mamba2_scratch(by: &Mamba2<TensorDesc>) -> Vec<(Role, usize)> {
     ]
 }
 
-fn latent_scratch<T: Operand>(by: &Latent<T>) -> [(Role, usize); 4] {
-    let rows = |by: &Affine<T>| by.w.desc().n_rows;
+/// Scratch of latent attention: the latent vector before and after its norm, the cache row, and for all
+/// heads the queries of such rows and the weighted sums of latent vectors.
+fn latent_scratch(sizes: &AttentionSizes) -> [(Role, usize); 5] {
+    let AttentionSizes { n_head, n_rot, d_latent, .. } = *sizes;
     [
-        (Role::LatentKv, rows(&by.kv_a_proj)),
-        (Role::LatentKvNormed, rows(&by.kv_a_proj)),
-        (Role::KeyRope, rows(&by.k_rope)),
-        (Role::LatentExpanded, rows(&by.kv_b_proj)),
+        (Role::LatentKv, d_latent),
+        (Role::LatentKvNormed, d_latent),
+        (Role::Key, d_latent + n_rot),
+        (Role::AbsorbedQuery, n_head * (d_latent + n_rot)),
+        (Role::LatentSum, n_head * d_latent),
     ]
 }
 
@@ -140,8 +159,21 @@ impl<T: Operand> LayerOps<'_, T> {
     /// Attention of the normed `h`, into `out`.
     fn attention(&self, ops: &mut Vec<Op<T>>, by: &Attention<T>, out: &T) {
         let (s, sizes) = (self.scratch, &by.sizes);
-        let (q, mixed) = (s.at(Role::Query, sizes.n_q()), s.at(Role::Mixed, sizes.n_out()));
+        let mixed = s.at(Role::Mixed, sizes.n_out());
+        // Latent attention is attention to cache rows with queries of their width; its output is
+        // then multiplied by a matrix per head.
+        let (q, attended, n_head_kv) = match &by.kv {
+            Kv::Direct { .. } | Kv::Shared { .. } | Kv::Single(_) => {
+                (s.at(Role::Query, sizes.n_q()), mixed, sizes.n_head_kv)
+            }
+            Kv::Latent(_) => {
+                let [.., q, sums] = latent_scratch(sizes).map(|(role, width)| s.at(role, width));
+                (q, sums, 1)
+            }
+        };
         self.queries(ops, by);
+        let blocks = self.compress(ops, by);
+        let selected = blocks.or_else(|| self.select_positions(ops, by));
         let own = self.keys_and_values(ops, by);
         let rotated = |norm: &Option<HeadNorm<T>>| by.norms_after_rope && norm.is_some();
         if !rotated(&by.q_norm) {
@@ -157,7 +189,7 @@ impl<T: Operand> LayerOps<'_, T> {
             if !rotated(&by.k_norm) {
                 self.rotate(ops, by, k);
             }
-            let (k, v, batch) = (k.clone(), v.clone(), self.batch.clone());
+            let (k, v, batch) = (k.clone(), v.cloned(), self.batch.clone());
             ops.push(StoreKv { k, v, batch, cache: cache.clone() }.into());
         }
         let attention = AttentionOp {
@@ -166,14 +198,25 @@ impl<T: Operand> LayerOps<'_, T> {
             batch: self.batch.clone(),
             slopes: by.slopes.clone(),
             sinks: by.sinks.clone(),
-            y: mixed.clone(),
+            selected: selected.cloned(),
+            y: attended.clone(),
             n_head: sizes.n_head,
-            n_head_kv: sizes.n_head_kv,
+            n_head_kv,
             scale: sizes.scale,
-            window: sizes.window,
+            // A list of blocks begins with the window.
+            window: sizes.window.filter(|_| blocks.is_none()),
             softcap: sizes.softcap,
         };
         ops.push(attention.into());
+        let mixed = match &by.kv {
+            Kv::Direct { .. } | Kv::Shared { .. } => mixed,
+            Kv::Single(single) => self.grouped_output(ops, by, single, mixed),
+            Kv::Latent(latent) => {
+                let (w, x, y) = (latent.v_b.clone(), attended.clone(), mixed.clone());
+                ops.push(HeadMatMul { w, x, y, n_head: sizes.n_head }.into());
+                mixed
+            }
+        };
         let gate = |n| s.at(Role::Gate, n).clone();
         let gate = match &by.gate {
             OutputGate::None => None,
@@ -191,8 +234,8 @@ impl<T: Operand> LayerOps<'_, T> {
     }
 
     /// Computes keys (before RoPE) and values from the normed `h`; `None` if the layer uses an
-    /// earlier layer's KV cache.
-    fn keys_and_values(&self, ops: &mut Vec<Op<T>>, by: &Attention<T>) -> Option<(&T, &T)> {
+    /// earlier layer's KV cache. Latent attention has no values apart from its keys.
+    fn keys_and_values(&self, ops: &mut Vec<Op<T>>, by: &Attention<T>) -> Option<(&T, Option<&T>)> {
         let (s, sizes) = (self.scratch, &by.sizes);
         let own = || (s.at(Role::Key, sizes.n_k()), s.at(Role::Value, sizes.n_v()));
         let (k, v) = match &by.kv {
@@ -207,14 +250,12 @@ impl<T: Operand> LayerOps<'_, T> {
                 }
                 (k, v)
             }
-            Kv::Latent(latent) => {
-                self.latent(ops, sizes, latent);
-                own()
-            }
+            Kv::Latent(latent) => return Some((self.latent(ops, sizes, latent), None)),
+            Kv::Single(single) => return Some((self.single_key(ops, sizes, single), None)),
             Kv::Shared { .. } => return None,
         };
         if !by.v_normed {
-            return Some((k, v));
+            return Some((k, Some(v)));
         }
         let normed = s.at(Role::ValueNormed, sizes.n_v());
         let norm = Norm {
@@ -227,22 +268,20 @@ impl<T: Operand> LayerOps<'_, T> {
             width: sizes.d_value,
         };
         ops.push(norm.into());
-        Some((k, normed))
+        Some((k, Some(normed)))
     }
 
-    /// Applies RoPE to the heads in `x`, if the layer has RoPE.
+    /// Applies RoPE to the heads in `x`, if the layer has RoPE. In latent attention, these are cache
+    /// rows and their queries.
     fn rotate(&self, ops: &mut Vec<Op<T>>, by: &Attention<T>, x: &T) {
         let (Some(freqs), Some(rope)) = (self.freqs, &by.rope) else { return };
-        let AttentionSizes { d_head, n_rot, .. } = by.sizes;
+        let (n_rot, [d_head, _]) = (by.sizes.n_rot, by.sizes.cached_heads());
         let rope = Rope {
             freqs: freqs.clone(),
             batch: self.batch.clone(),
             x: x.clone(),
             d_head,
-            first: match by.kv {
-                Kv::Direct { .. } | Kv::Shared { .. } => 0,
-                Kv::Latent(_) => d_head - n_rot,
-            },
+            first: by.sizes.first_rotated(),
             n_rot,
             pairing: rope.pairing,
             scale: rope.scale,
@@ -356,29 +395,41 @@ impl<T: Operand> LayerOps<'_, T> {
         }
     }
 
-    /// Computes the keys and values of all heads through a latent vector (MLA).
-    fn latent(&self, ops: &mut Vec<Op<T>>, sizes: &AttentionSizes, by: &Latent<T>) {
+    /// Computes the cache rows (before RoPE) of latent attention, which it returns, and the queries of
+    /// these rows (before RoPE) from the queries of all heads.
+    fn latent(&self, ops: &mut Vec<Op<T>>, sizes: &AttentionSizes, by: &Latent<T>) -> &T {
         let s = self.scratch;
-        let [latent, normed, k_rope, expanded] =
-            latent_scratch(by).map(|(role, width)| s.at(role, width));
-        let (k, v) = (s.at(Role::Key, sizes.n_k()), s.at(Role::Value, sizes.n_v()));
-        let AttentionSizes { n_head, n_rot, d_head, d_value, .. } = *sizes;
-        let n_unrotated = d_head - n_rot;
-        let n_per_head = n_unrotated + d_value;
+        let [latent, normed, key, absorbed, _] =
+            latent_scratch(sizes).map(|(role, width)| s.at(role, width));
+        let q = s.at(Role::Query, sizes.n_q());
+        let AttentionSizes { n_head, n_rot, d_head, d_latent, .. } = *sizes;
+        let columns = |first, step| HeadColumns { first, step };
+        let copy = |(x, from): (&T, _), (y, to): (&T, _), n_head, width| CopyHeads {
+            x: x.clone(),
+            y: y.clone(),
+            n_head,
+            width,
+            from,
+            to,
+        };
+        let width = d_latent + n_rot;
+        let (w, x, y) = (by.k_b.clone(), q.clone(), absorbed.clone());
+        ops.push(HeadMatMul { w, x, y, n_head }.into());
+        let rotated = columns(d_head - n_rot, d_head);
+        let to = columns(d_latent, width);
+        if n_rot > 0 {
+            ops.push(copy((q, rotated), (absorbed, to), n_head, n_rot).into());
+        }
         ops.push(matmul(&by.kv_a_proj, &s.h, latent));
         ops.push(self.norm(latent, &by.kv_a_norm, normed));
-        ops.push(matmul(&by.k_rope, &s.h, k_rope));
-        ops.push(matmul(&by.kv_b_proj, normed, expanded));
-        let columns = |first, step| HeadColumns { first, step };
-        let mut copy = |x: &T, from, y: &T, to, width| {
-            let (x, y) = (x.clone(), y.clone());
-            ops.push(CopyHeads { x, y, n_head, width, from, to }.into());
-        };
-        let to_key = |first| columns(first, d_head);
-        if n_unrotated > 0 {
-            copy(expanded, columns(0, n_per_head), k, to_key(0), n_unrotated);
+        ops.push(
+            copy((normed, columns(0, d_latent)), (key, columns(0, width)), 1, d_latent).into(),
+        );
+        if let Some(by) = &by.k_rope {
+            let k_rope = s.at(Role::KeyRope, n_rot);
+            ops.push(matmul(by, &s.h, k_rope));
+            ops.push(copy((k_rope, columns(0, n_rot)), (key, to), 1, n_rot).into());
         }
-        copy(k_rope, columns(0, 0), k, to_key(n_unrotated), n_rot);
-        copy(expanded, columns(n_unrotated, n_per_head), v, columns(0, d_value), d_value);
+        key
     }
 }

@@ -29,7 +29,7 @@ impl<T: Operand> LayerOps<'_, T> {
     }
 
     /// A short convolution without a bias.
-    fn conv(&self, x: &T, weight: &T, state: &T, y: &T, silu: bool) -> ShortConvOp<T> {
+    pub(super) fn conv(&self, x: &T, weight: &T, state: &T, y: &T, silu: bool) -> ShortConvOp<T> {
         ShortConvOp {
             x: x.clone(),
             weight: weight.clone(),
@@ -41,17 +41,17 @@ impl<T: Operand> LayerOps<'_, T> {
         }
     }
 
-    /// A gated delta net: `y = out . (norm(delta(q, k, v)) * silu(z))`, where queries, keys and
+    /// A gated delta net: `y = out . (norm(delta(q, k, v)) * gate(z))`, where queries, keys and
     /// values are convolved, and queries and keys are normalised to length 1.
     pub(super) fn gated_delta(&self, ops: &mut Vec<Op<T>>, by: &GatedDelta<T>) {
         let (s, sizes) = (self.scratch, &by.sizes);
         let [q_state, k_state, v_state, state] = self.memory.states.as_slice() else { return };
         let at = |role, n| s.at(role, n).clone();
-        let (n_k, n_v, n_head) = (sizes.n_k(), sizes.n_v(), sizes.n_head_v);
+        let (n_k, n_v, n_decay) = (sizes.n_k(), sizes.n_v(), by.alpha.w.desc().n_rows);
         let (q, q_conv) = (at(Role::Query, n_k), at(Role::QueryConv, n_k));
         let (k, k_conv) = (at(Role::Key, n_k), at(Role::KeyConv, n_k));
         let (v, v_conv) = (at(Role::Value, n_v), at(Role::Mixed, n_v));
-        let (decay, beta) = (at(Role::Decay, n_head), at(Role::Beta, n_head));
+        let (decay, beta) = (at(Role::Decay, n_decay), at(Role::Beta, sizes.n_head_v));
         let convolved = [
             (&by.q, &by.q_conv, q_state, &q, &q_conv),
             (&by.k, &by.k_conv, k_state, &k, &k_conv),
@@ -73,7 +73,7 @@ impl<T: Operand> LayerOps<'_, T> {
             };
             ops.push(norm.into());
         }
-        ops.push(matmul(&by.alpha, &s.h, &decay));
+        self.low_rank(ops, by.alpha_in.as_ref(), &by.alpha, &decay);
         ops.push(matmul(&by.beta, &s.h, &beta));
         let delta = GatedDeltaOp {
             q,
@@ -89,13 +89,28 @@ impl<T: Operand> LayerOps<'_, T> {
             n_head_k: sizes.n_head_k,
             n_head_v: sizes.n_head_v,
             heads: sizes.heads,
+            curve: by.curve,
             scale: (sizes.d_k as f32).sqrt().recip(),
         };
         ops.push(delta.into());
         ops.push(self.norm(&v, &by.norm, &v_conv));
-        ops.push(matmul(&by.z, &s.h, &v));
-        ops.push(Mul { g: v, x: v_conv.clone(), activation: GateActivation::Silu }.into());
+        self.low_rank(ops, by.z_in.as_ref(), &by.z, &v);
+        ops.push(Mul { g: v, x: v_conv.clone(), activation: by.gate }.into());
         ops.push(matmul(&by.out, &v_conv, &s.y));
+    }
+
+    /// `y = by . h`, or `y = by . first . h` with a first matrix.
+    fn low_rank(&self, ops: &mut Vec<Op<T>>, first: Option<&Affine<T>>, by: &Affine<T>, y: &T) {
+        let s = self.scratch;
+        let x = match first {
+            Some(first) => {
+                let x = s.at(Role::LowRank, first.w.desc().n_rows);
+                ops.push(matmul(first, &s.h, x));
+                x
+            }
+            None => &s.h,
+        };
+        ops.push(matmul(by, x, y));
     }
 
     /// A Mamba-1 block: `y = out . (scan(x, b, c, dt) * silu(z))`, where `x` is convolved, and `b`,

@@ -42,7 +42,7 @@ pub(crate) enum Role {
     Key,
     /// Keys or `b` after their convolution or norm.
     KeyConv,
-    /// The columns of keys that RoPE is applied to, shared by all heads (MLA).
+    /// The columns of the key that RoPE is applied to (MLA).
     KeyRope,
     /// Values; the input of a Mamba block's heads.
     Value,
@@ -56,14 +56,40 @@ pub(crate) enum Role {
     LatentKv,
     /// The latent vector after its norm.
     LatentKvNormed,
-    /// Keys and values expanded from the latent vector.
-    LatentExpanded,
+    /// Queries of cache rows of latent vectors (MLA).
+    AbsorbedQuery,
+    /// The weighted sums of latent vectors, before each head's value matrix (MLA).
+    LatentSum,
+    /// Queries of the indexer (DSA).
+    IndexQuery,
+    /// The same after their norm.
+    IndexQueryNormed,
+    /// The key of the indexer.
+    IndexKey,
+    /// The key of the indexer after its norm.
+    IndexKeyNormed,
+    /// The key of the indexer and its gates.
+    IndexKeyGate,
+    /// Weights of the indexer's heads.
+    IndexWeights,
+    /// The positions that tokens attend to, kept for the layers that share them.
+    Selected,
+    /// Values of the positions of a block (DeepSeek-V4).
+    BlockValues,
+    /// Gates of the positions of a block.
+    BlockGates,
+    /// The positions and blocks that tokens attend to.
+    BlockList,
     /// Output of the mixer before the output matrix.
     Mixed,
+    /// The same after a matrix for each group of heads (DeepSeek-V4).
+    GroupedOutput,
     /// Decay of a gated delta rule; step sizes of a Mamba block.
     Decay,
     /// Write strength (beta) of a gated delta rule.
     Beta,
+    /// The product of the first of two matrices, for the decay or the gate of a gated delta rule.
+    LowRank,
     /// The input of the step matrix of Mamba-1.
     Step,
     /// The input of the step matrix after its norm.
@@ -76,7 +102,7 @@ pub(crate) enum Role {
     MixedInput,
     /// Gate of the feed-forward block's output, kept while the block is computed (RWKV-6).
     ChannelGate,
-    /// The residual streams, kept during a step (Gemma 3n).
+    /// The residual streams, kept during a step (Gemma 3n, hyper-connections).
     Streams,
     /// The streams predicted before a layer.
     Predicted,
@@ -84,7 +110,7 @@ pub(crate) enum Role {
     StreamPart,
     /// Output of the streams' router.
     StreamRouting,
-    /// Shares of one stream in all.
+    /// Shares of streams.
     StreamShares,
     /// Length of the first stream.
     StreamLength,
@@ -92,6 +118,46 @@ pub(crate) enum Role {
     Laurel,
     /// The low-rank residual between its two matrices.
     LaurelLow,
+    /// Gates of the streams' values, or summands of the streams (hyper-connections).
+    StreamGate,
+    /// Another summand of the streams.
+    StreamSum,
+    /// The product of the first of the matrices that mix streams.
+    StreamLow,
+    /// The same after its activation.
+    StreamLowGated,
+    /// The embeddings of the tokens' n-grams, which the host writes.
+    Ngrams,
+    /// Scores of the streams for the embedding of n-grams.
+    NgramScores,
+    /// Snapshots of the residual, and the residual, kept during a step (Kimi K3).
+    Snapshots,
+    /// The same vectors after their norm, then times their shares in a mix.
+    SnapshotParts,
+    /// Scores of the vectors of a mix.
+    MixScores,
+    /// Shares of the vectors in a mix.
+    MixShares,
+    /// The mix.
+    MixedResidual,
+    /// A summand of the mix.
+    MixSummand,
+    /// Input of experts whose width is not that of the residual.
+    LatentInput,
+    /// Output of experts whose width is not that of the residual.
+    LatentOutput,
+    /// A summand of `LatentOutput` from other devices.
+    LatentAnswer,
+    /// Weights of the chunks of experts (GroveMoE).
+    ChunkWeights,
+    /// Output of the blocks that experts share.
+    ChunkOutput,
+    /// The normed embedding, kept during a step (Talkie).
+    EmbeddingSkip,
+    /// State of the low stack, kept during a step (HRM-Text).
+    LowState,
+    /// State of the high stack, kept during a step.
+    HighState,
     /// Values of the first layer, kept during a step (RWKV-7).
     FirstValue,
     /// Output of attention in parallel with another mixer.
@@ -104,6 +170,8 @@ pub(crate) enum Role {
     LayerInput,
     /// Gate of the per-layer embeddings for one layer.
     LayerGate,
+    /// The tokens' experts, looked up in a table (DeepSeek-V4).
+    ListedExperts,
     /// Weights of the experts before they scale the input.
     ExpertScores,
     /// Weight of a token's only expert.
@@ -134,10 +202,23 @@ impl Role {
             Role::LatentQueryNormed => "latent_q_normed",
             Role::LatentKv => "latent",
             Role::LatentKvNormed => "latent_normed",
-            Role::LatentExpanded => "latent_expanded",
+            Role::AbsorbedQuery => "absorbed_q",
+            Role::LatentSum => "latent_sum",
+            Role::IndexQuery => "index_q",
+            Role::IndexQueryNormed => "index_q_normed",
+            Role::IndexKey => "index_k",
+            Role::IndexKeyNormed => "index_k_normed",
+            Role::IndexKeyGate => "index_k_gate",
+            Role::IndexWeights => "index_weights",
+            Role::Selected => "selected",
+            Role::BlockValues => "block_values",
+            Role::BlockGates => "block_gates",
+            Role::BlockList => "block_list",
             Role::Mixed => "mixed",
+            Role::GroupedOutput => "grouped_output",
             Role::Decay => "decay",
             Role::Beta => "beta",
+            Role::LowRank => "low_rank",
             Role::Step => "step",
             Role::StepNormed => "step_normed",
             Role::Shifted => "shifted",
@@ -152,12 +233,33 @@ impl Role {
             Role::StreamLength => "stream_length",
             Role::Laurel => "laurel",
             Role::LaurelLow => "laurel_low",
+            Role::StreamGate => "stream_gate",
+            Role::StreamSum => "stream_sum",
+            Role::StreamLow => "stream_low",
+            Role::StreamLowGated => "stream_low_gated",
+            Role::Ngrams => "ngrams",
+            Role::NgramScores => "ngram_scores",
+            Role::Snapshots => "snapshots",
+            Role::SnapshotParts => "snapshot_parts",
+            Role::MixScores => "mix_scores",
+            Role::MixShares => "mix_shares",
+            Role::MixedResidual => "mixed_residual",
+            Role::MixSummand => "mix_summand",
+            Role::LatentInput => "latent_input",
+            Role::LatentOutput => "latent_output",
+            Role::LatentAnswer => "latent_answer",
+            Role::ChunkWeights => "chunk_weights",
+            Role::ChunkOutput => "chunk_output",
+            Role::EmbeddingSkip => "embedding_skip",
+            Role::LowState => "low_state",
+            Role::HighState => "high_state",
             Role::FirstValue => "first_value",
             Role::Summand => "summand",
             Role::LayerInputs => "layer_inputs",
             Role::LayerInputsPart => "layer_inputs_part",
             Role::LayerInput => "layer_input",
             Role::LayerGate => "layer_gate",
+            Role::ListedExperts => "listed_experts",
             Role::ExpertScores => "expert_scores",
             Role::ExpertWeight => "expert_weight",
             Role::RouterInput => "router_input",
@@ -166,19 +268,31 @@ impl Role {
             Role::ExpertInput => "expert_input",
         }
     }
+
+    fn format(self) -> Format {
+        let is_list = matches!(self, Role::Selected | Role::BlockList);
+        if is_list { Format::U32 } else { Format::F32 }
+    }
 }
 
 impl Scratch<TensorDesc> {
-    pub(crate) fn shapes(model: &Model, n_tokens: usize) -> Scratch<TensorDesc> {
+    /// The shapes for `n_tokens` in sequences of `n_positions`.
+    pub(crate) fn shapes(
+        model: &Model,
+        n_tokens: usize,
+        n_positions: usize,
+    ) -> Scratch<TensorDesc> {
         let f32 = |cols| TensorDesc::new(n_tokens, cols, Format::F32);
         let (n_embd, n_expert) = (model.hyper.n_embd, model.max_experts());
         let mut by_role: Vec<(Role, usize, TensorDesc)> = Vec::new();
         let of_layers = model.layers.iter().flat_map(|layer| {
-            scratch_of(&shapes(layer)).into_iter().chain(layer::scratch_of(model, layer))
+            scratch_of(&shapes(layer), n_positions)
+                .into_iter()
+                .chain(layer::scratch_of(model, layer))
         });
         for (role, cols) in of_layers {
             if !by_role.iter().any(|known| (known.0, known.1) == (role, cols)) {
-                by_role.push((role, cols, f32(cols)));
+                by_role.push((role, cols, TensorDesc::new(n_tokens, cols, role.format())));
             }
         }
         Scratch {
@@ -225,11 +339,21 @@ impl<T> Scratch<T> {
         self.find(role, cols).expect("scratch is allocated for all layers")
     }
 
-    /// What layers pass on beside the residual, each of one size in all layers: values of the first
-    /// layer, residual streams.
+    /// What layers pass on in addition to the residual; each item has the same size in all layers:
+    /// values of the first layer, residual streams, snapshots of the residual, states of stacks,
+    /// the embedding, selected positions.
     pub(crate) fn passed_on(&self) -> impl Iterator<Item = &T> {
-        let passed = |role: Role| matches!(role, Role::FirstValue | Role::Streams);
-        self.by_role.iter().filter(move |(role, ..)| passed(*role)).map(|(_, _, tensor)| tensor)
+        const PASSED: [Role; 7] = [
+            Role::FirstValue,
+            Role::Streams,
+            Role::Snapshots,
+            Role::LowState,
+            Role::HighState,
+            Role::EmbeddingSkip,
+            Role::Selected,
+        ];
+        let passed = |(role, ..): &&(Role, usize, T)| PASSED.contains(role);
+        self.by_role.iter().filter(passed).map(|(_, _, tensor)| tensor)
     }
 
     /// The tensor of `cols` columns for `role`; `None` if no layer uses it.
@@ -248,10 +372,10 @@ impl<T> Scratch<T> {
     }
 }
 
-/// Total number of columns of the scratch tensors of a step.
+/// Total number of columns of the scratch tensors of a step in sequences of `n_positions`.
 #[must_use]
-pub fn scratch_width(model: &Model) -> usize {
+pub fn scratch_width(model: &Model, n_positions: usize) -> usize {
     let mut width = 0;
-    Scratch::shapes(model, 1).map(&mut |desc| width += desc.n_cols);
+    Scratch::shapes(model, 1, n_positions).map(&mut |desc| width += desc.n_cols);
     width
 }

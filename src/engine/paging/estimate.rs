@@ -99,8 +99,8 @@ struct Chosen {
 }
 
 /// The share of tokens that use the neuron with rank `i` of `n`, if it is not known: a quarter of
-/// the neurons has four fifths of the uses, as published for models with ReLU (PowerInfer, Song et
-/// al. 2024: 26 % and 80 % for ReluLLaMA-70B). `density` is the mean.
+/// the neurons accounts for four fifths of the uses, as published for models with ReLU (PowerInfer,
+/// Song et al. 2024: 26 % and 80 % for ReluLLaMA-70B). `density` is the mean.
 fn usual_use(i: usize, n: usize, density: f64) -> f64 {
     const EXPONENT: f64 = 0.166;
     let below = |rank: usize| (rank as f64 / n.max(1) as f64).powf(EXPONENT);

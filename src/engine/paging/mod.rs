@@ -1,18 +1,18 @@
 //! Weights of the CPU that are partly on disk: before a layer's neurons run, the units that its
 //! tokens need are made resident, and those of the next layer are read ahead.
 //!
-//! What all tokens need is pinned first; if it does not fit, the same share of each layer is pinned,
-//! and the rest is read in turn, layer after layer, in chunks. The experts of a MoE block are units
-//! of their own, kept by how often they are used. A program is cut at a *stop* where units must be
-//! in memory: before a layer, and after a router. The CPU's share of a layer of another device has no
-//! stop: the host makes its units resident when it answers the hand-off. Kernels know nothing of
-//! this: a unit that is not resident is never read.
+//! What all tokens need is pinned first; if it does not fit, the same share of each layer is
+//! pinned, and the rest is read in turn, layer after layer, in chunks. Each expert of a MoE block
+//! is a unit; how often it is used decides whether it stays in memory. A program is cut at a *stop*
+//! where units must be in memory: before a layer, and after a router. The CPU's share of a layer of
+//! another device has no stop: the host makes its units resident when it answers the hand-off.
+//! Kernels know nothing of this: a unit that is not resident is never read.
 //!
 //! Placement comes first: weights on other devices are not pinned, take no room among the resident
 //! units, and are not read after they were loaded.
 //!
-//! Neurons that a predictor chooses can be units of their own. Their rows are 2 KiB in three places
-//! of the file, so a repack file has the rows of each neuron together
+//! Each neuron that a predictor chooses can be a unit too. Its rows are 2 KiB in three places of
+//! the file, so a repack file has the rows of each neuron together
 //! ([`crate::NeuronReads::Bundles`]). A disk reads fewer bytes a second in such small reads, so
 //! where that costs more than it saves, neurons are read with their layer
 //! (docs/measurements/tiers.md).
@@ -35,8 +35,8 @@ pub(crate) use weights::{Owner, PagedMatrix, PagedWeights, row_count};
 /// A guessed expert is read ahead if its weight is at least this part of the token's highest one.
 const SURE: f32 = 0.75;
 
-/// Seconds of a core for each single neuron that is read: the order, the choice of what gives way,
-/// and the copy to its place. Measured on Zen 3 (docs/measurements/tiers.md).
+/// Seconds of CPU time for each single neuron that is read: the request, the choice of the evicted
+/// neuron, and the copy to its place. Measured on Zen 3 (docs/measurements/tiers.md).
 const ROW_SECONDS: f64 = 8e-6;
 
 /// Sizes of the tiers: devices, memory, disk.
@@ -68,8 +68,8 @@ pub struct Tiers {
     pub read_per_prompt: Bytes,
     /// Bytes of weights that a token needs.
     pub needed_per_token: Bytes,
-    /// Whether the use of experts is that of a profile; otherwise all are taken to be used equally
-    /// often.
+    /// Whether the use of experts comes from a profile; otherwise all are assumed to be used
+    /// equally often.
     pub by_profile: bool,
 }
 
@@ -191,7 +191,7 @@ impl Paging {
         self.layers.iter().map(LayerUnits::stops).collect()
     }
 
-    /// What the store has done since the last call.
+    /// The store's statistics since the last call.
     pub(crate) fn take_stats(&mut self) -> StoreStats {
         let now = self.store.stats();
         now - std::mem::replace(&mut self.taken, now)
@@ -207,8 +207,8 @@ impl Paging {
         self.store.advance(n_tokens);
     }
 
-    /// Makes resident what the tokens of a step need of `layer` up to its next stop, and reads
-    /// ahead what all tokens need of the next layers.
+    /// Makes the weights resident that the tokens of a step need of `layer` up to its next stop,
+    /// and reads ahead the weights that all tokens need of the next layers.
     ///
     /// # Errors
     /// Errors of reading, and of an interrupt.
@@ -273,7 +273,8 @@ impl Paging {
         Ok(store.ensure(needed, interrupt)?)
     }
 
-    /// Orders what all tokens need of the layers after `layer`, as far as there is room.
+    /// Requests reads of the weights that all tokens need of the layers after `layer`, as far as
+    /// there is room.
     fn read_ahead(&mut self, layer: usize) {
         let Paging { store, layers, in_turn, .. } = self;
         let at = in_turn.partition_point(|&other| other <= layer);
@@ -284,9 +285,9 @@ impl Paging {
         }
     }
 
-    /// Orders the neurons of the layer after `layer` that are likely needed. Its predictor chose
-    /// them for the present residual, so that they are read while this layer and the next one's
-    /// attention compute.
+    /// Requests reads of the neurons of the layer after `layer` that are likely to be needed. Its
+    /// predictor chose them for the present residual, so that they are read while this layer and
+    /// the next one's attention compute.
     fn read_neurons_ahead(&mut self, layer: usize, guess: &HostRowSet) {
         let Paging { store, layers, ahead, .. } = self;
         let next = layers.get(layer + 1).filter(|next| next.is_guessed());
@@ -296,22 +297,33 @@ impl Paging {
         store.look_ahead(ahead);
     }
 
-    /// Orders the experts of the layer after `layer` that are most likely needed, if the CPU is its
-    /// home and it has experts on disk. `guess` are the weights of its router for the present
-    /// residual, `[n_tokens, n_expert]`.
+    /// Whether the layer before guesses what layer `layer`, whose home is the CPU, needs.
+    pub(crate) fn is_guessed(&self, layer: usize) -> bool {
+        self.layers.get(layer).is_some_and(LayerUnits::is_guessed)
+    }
+
+    /// Requests reads of the experts of the layer after `layer` that are most likely to be needed,
+    /// if they are on disk and `is_here` says that the CPU has them. `guess` are the weights of its
+    /// router for the present residual, `[n_tokens, n_expert]`.
     ///
     /// Only the highest weights are certain enough: a wrong guess takes bandwidth from reads that
     /// are needed.
-    pub(crate) fn read_experts_ahead(&mut self, layer: usize, guess: &[f32]) {
+    pub(crate) fn read_experts_ahead(
+        &mut self,
+        layer: usize,
+        guess: &[f32],
+        is_here: impl Fn(usize) -> bool,
+    ) {
         let Paging { store, layers, ahead, .. } = self;
-        let next = layers.get(layer + 1).filter(|next| next.is_guessed());
-        let Some(NeuronUnits::Experts(experts)) = next.map(|next| &next.neurons) else { return };
+        let next = layers.get(layer + 1).map(|next| &next.neurons);
+        let Some(NeuronUnits::Experts(experts)) = next else { return };
         ahead.clear();
         for token in guess.chunks_exact(experts.len().max(1)) {
             let highest = token.iter().copied().fold(0.0, f32::max);
-            let likely = token.iter().zip(experts);
-            let likely = likely.filter(|(weight, _)| **weight > 0.0 && **weight >= SURE * highest);
-            ahead.extend(likely.map(|(_, &unit)| unit));
+            let likely = |(expert, weight): &(usize, &f32)| {
+                **weight > 0.0 && **weight >= SURE * highest && is_here(*expert)
+            };
+            ahead.extend(token.iter().enumerate().filter(likely).map(|(at, _)| experts[at]));
         }
         ahead.sort_unstable();
         ahead.dedup();
@@ -321,7 +333,7 @@ impl Paging {
 
 /// Experts that move to another device.
 impl Paging {
-    /// Orders reads of `experts` of a layer, as far as there is room.
+    /// Requests reads of `experts` of a layer, as far as there is room.
     pub(crate) fn order_experts(&mut self, layer: usize, experts: impl Iterator<Item = usize>) {
         let Paging { store, layers, ahead, .. } = self;
         let units = layers[layer].neurons.units();

@@ -105,7 +105,7 @@ impl Parts<'_> {
         own.filter(|matrix| matrix.owner == Owner::Neurons(layer)).collect()
     }
 
-    /// The number of experts that are units of their own; `None` in a layer without them.
+    /// The number of experts if each is a unit; `None` in a layer without experts.
     fn n_expert(&self, layer: usize) -> Option<usize> {
         let n = self.model.layers[layer].ffn.as_ref().and_then(|ffn| ffn.n_expert())?;
         let own = self.neurons(layer);
@@ -213,8 +213,8 @@ impl Plan {
             return Err(store::Error::Capacity { needed, capacity: store.capacity() }.into());
         }
         for (layer, chunks) in dense.into_iter().enumerate() {
-            // By bytes, evenly over the layer, and never more than the share: the rest has the room
-            // that `pinned_share` leaves.
+            // Pins evenly over the bytes of the layer, and never more than the share: the rest
+            // needs the room that `pinned_share` leaves.
             let (mut seen, mut kept) = (0, 0);
             for chunk in chunks {
                 let bytes = store.unit_bytes(chunk).0;
@@ -232,7 +232,7 @@ impl Plan {
         Ok((plan, pinned))
     }
 
-    /// Pins the matrices outside of layers.
+    /// Pins the matrices that belong to no layer.
     fn pin_model(&self, store: &mut impl Units, matrices: &[PagedMatrix]) -> Result<Vec<UnitId>> {
         let mut pinned = Vec::new();
         for matrix in matrices.iter().filter(|matrix| matrix.owner == Owner::Model) {
@@ -251,8 +251,8 @@ impl Plan {
     }
 
     /// Pins the predictors of layers whose neurons are units, and the vectors of these layers, so
-    /// that reads can be ordered before a layer begins. Where they would take much of the memory,
-    /// they are in chunks like all that every token needs.
+    /// that reads can be ordered before a layer begins. If they would take much of the memory, they
+    /// are read in chunks, like everything else that all tokens need.
     fn pin_predictors(
         &mut self,
         store: &mut impl Units,

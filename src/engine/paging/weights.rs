@@ -15,7 +15,7 @@ use crate::options::PagingOptions;
 /// What a matrix belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Owner {
-    /// No layer: the head.
+    /// No layer: the head, and routers that the CPU guesses by.
     Model,
     /// The norms, mixer, router and shared expert of a layer.
     Frame(usize),
@@ -38,7 +38,7 @@ pub(crate) struct PagedMatrix {
 }
 
 impl PagedMatrix {
-    /// A matrix whose rows are not asked for.
+    /// A matrix without rows in the mapped file, and without a table.
     pub(crate) fn new(owner: Owner, piece: Piece, n_rows: usize) -> PagedMatrix {
         PagedMatrix { owner, piece, n_rows, rows: None, table: None }
     }
@@ -105,7 +105,7 @@ impl<'a> PagedWeights<'a> {
         {
             containers.push((container, files.len()));
             for (number, path) in container.paths().iter().enumerate() {
-                let Some(opened) = container.mapped_file(number) else { return Ok(None) };
+                let Some(opened) = container.opened(number) else { return Ok(None) };
                 files.push(Arc::new(DirectFile::open(path, Some(opened))?));
             }
         }
@@ -144,10 +144,10 @@ impl<'a> PagedWeights<'a> {
     }
 
     /// Makes a tensor of repacked weights with their memory in the store; `None` for bytes that are
-    /// not in a file of the store. `adopt` gets the memory of all rows of the file and a table of
-    /// these rows, if they may take the places of others; otherwise the memory of these weights. It
-    /// is filled for the call, because the indices of transposed weights are checked, unless the
-    /// weights are rows.
+    /// not in a file of the store. If rows may take the places of others, `adopt` gets the memory
+    /// of all rows of the file and a table of these rows; otherwise it gets the memory of these
+    /// weights, which is filled for the call if they are transposed, because their indices are
+    /// checked.
     ///
     /// # Errors
     /// Errors of reading and of `adopt`.

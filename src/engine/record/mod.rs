@@ -4,11 +4,11 @@
 
 mod segments;
 
-use hal::op::{Gather, MatMul, SoftCap};
-use hal::{Program, Recorder, Rows, Tensor};
+use hal::op::{GateActivation, Gather, MatMul, Mul, SoftCap};
+use hal::{Operand, Program, Recorder, Rows, Tensor};
 
 use model::Model;
-use placement::{DeviceIndex, Placement};
+use placement::{CPU, DeviceIndex, Placement};
 
 use crate::error::Result;
 use crate::load::ffn::FfnTensors;
@@ -16,8 +16,11 @@ use crate::load::lane::Lane;
 use crate::load::lists::ChunkLists;
 use crate::load::{LoadedModel, RemoteShare};
 use crate::ops::ffn::{FfnMode, FfnOperands};
-use crate::ops::layer::{LayerOps, predictor_input, residual_norm};
+use crate::ops::latent::{block_operands, copy_columns};
+use crate::ops::layer::{LayerOps, predictor_input};
+use crate::ops::low_rank_hyper::output_norm;
 use crate::ops::predict::Predictor;
+use crate::ops::route::routing;
 use crate::ops::scratch::Scratch;
 use crate::options::EngineOptions;
 use crate::paging::Stop;
@@ -88,6 +91,9 @@ pub(crate) struct Programs {
     pub(crate) segments: Vec<Segment>,
     /// For each layer, the programs of its shares on other devices.
     pub(crate) remotes: Vec<Vec<BucketPrograms>>,
+    /// For each layer, the programs that guess the next layer's experts on the CPU, from `y`; empty
+    /// where it does not guess.
+    pub(crate) guesses: Vec<BucketPrograms>,
     /// Programs by number of outputs.
     pub(crate) head: BucketPrograms,
 }
@@ -96,7 +102,8 @@ impl Programs {
     /// All programs except the legs.
     pub(crate) fn bucket_programs(&self) -> impl Iterator<Item = &BucketPrograms> {
         let segments = self.segments.iter().map(|segment| &segment.programs);
-        segments.chain([&self.head]).chain(self.remotes.iter().flatten())
+        let shares = self.remotes.iter().flatten().chain(&self.guesses);
+        segments.chain([&self.head]).chain(shares)
     }
 
     pub(crate) fn legs(&self) -> impl Iterator<Item = &Leg> {
@@ -167,6 +174,11 @@ impl<'a> Recording<'a> {
         self.model
     }
 
+    /// Whether the experts of a layer have another width than the residual.
+    pub(crate) fn is_latent(&self, layer: usize) -> bool {
+        self.model.layers[layer].frame.latent.is_some()
+    }
+
     pub(crate) fn n_ff(&self, layer: usize) -> usize {
         self.model.layers[layer].n_ff()
     }
@@ -194,7 +206,9 @@ impl<'a> Recording<'a> {
             let shares = layer.remotes.iter().map(|remote| self.remote(index, remote, listed));
             remotes.push(shares.collect::<Result<_>>()?);
         }
-        Ok(Programs { segments, remotes, head: BucketPrograms::default() })
+        let guesses = (0..self.loaded.layers.len()).map(|index| self.guess_next(index));
+        let guesses = guesses.collect::<Result<_>>()?;
+        Ok(Programs { segments, remotes, guesses, head: BucketPrograms::default() })
     }
 
     /// Records a program for each token count, the largest first, so that the largest workspace is
@@ -311,11 +325,45 @@ impl<'a> Recording<'a> {
             let s = view(&lane.scratch, n);
             let active = lane.active[bucket].rows(layer..layer + 1);
             let rows = lists.map_or(Rows::All, |lists| Rows::Active(lists.resident(layer, bucket)));
-            let x = s.handed;
-            let weights = s.weights.filter(|_| remote.ffn.experts.is_some());
+            let (width, latent) = (remote.ffn.up.desc().n_cols, self.is_latent(layer));
+            let [x, y] = if latent { block_operands(&s, width, latent) } else { [&s.handed, &s.y] };
+            if latent {
+                recorder.push(copy_columns(&s.handed, x, width))?;
+            }
+            let weights = s.weights.clone().filter(|_| remote.ffn.experts.is_some());
             let (hits, union) = (lane.hits(layer, n), lane.union(layer, n));
-            let place = FfnOperands { x, weights, y: s.y, active, hits, union, accumulate: false };
+            let (x, out) = (x.clone(), y.clone());
+            let place = FfnOperands { x, weights, y: out, active, hits, union, accumulate: false };
             recorder.push(self.mode.op(&remote.ffn, rows, place))?;
+            if latent {
+                recorder.push(copy_columns(y, &s.y, width))?;
+            }
+            Ok(recorder.finish()?)
+        })
+    }
+
+    /// Records the programs with which the CPU guesses the experts of the layer after `index`. `y` has
+    /// what the home of layer `index` posted.
+    fn guess_next(&self, index: usize) -> Result<BucketPrograms> {
+        let facts = self.model.layers.get(index + 1).and_then(|next| next.experts());
+        let (Some(by), Some(guess), Some(experts)) =
+            (&self.loaded.layers[index].next_router, &self.loaded.guess, facts)
+        else {
+            return Ok(BucketPrograms::default());
+        };
+        let lane = self.loaded.lane(CPU);
+        self.record_buckets(self.buckets, |_, n| {
+            let mut recorder = lane.device.record(&format!("guess of layer {} x {n}", index + 1));
+            let (x, weights) = (lane.scratch.y.rows(0..n), guess.rows(0..n));
+            let (g, activation) = (by.factors.clone(), GateActivation::None);
+            recorder.push(Mul { g, x: x.clone(), activation })?;
+            recorder.push(routing(
+                &by.router,
+                [&by.selection, &by.groups],
+                experts,
+                &x,
+                &weights,
+            ))?;
             Ok(recorder.finish()?)
         })
     }
@@ -337,7 +385,7 @@ impl<'a> Recording<'a> {
                 batch: lane.batch.clone(),
                 y: chosen.clone(),
             })?;
-            recorder.push(residual_norm(self.model, &chosen, &head.norm, &normed))?;
+            recorder.push(output_norm(self.model, &chosen, head.norm.as_ref(), &normed))?;
             let Some(w) = head.output.clone() else { return Ok(recorder.finish()?) };
             let (logits, bias) = (s.logits.rows(0..n), head.bias.clone());
             recorder.push(MatMul { w, x: normed, bias, y: logits.clone() })?;

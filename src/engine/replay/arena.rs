@@ -25,6 +25,7 @@ pub(crate) struct StepArena {
     pub(crate) reads_hidden: bool,
     pub(super) x: Vec<f32>,
     pub(crate) inputs: LayerInputs,
+    pub(crate) ngrams: NgramRows,
     pub(super) weights: Vec<f32>,
     pub(super) y: Vec<f32>,
     pub(super) sum: Vec<f32>,
@@ -51,6 +52,15 @@ pub(crate) struct LayerInputs {
     pub(crate) devices: Vec<usize>,
 }
 
+/// The n-grams of the tokens in the current step.
+#[derive(Debug, Default)]
+pub(crate) struct NgramRows {
+    /// Rows of the table, in order of the tokens; empty in models without n-grams.
+    pub(crate) rows: Vec<u32>,
+    /// The values of these rows.
+    pub(crate) values: Vec<f32>,
+}
+
 impl StepArena {
     pub(crate) fn new(sizes: StepSizes) -> StepArena {
         StepArena {
@@ -63,6 +73,7 @@ impl StepArena {
             reads_hidden: false,
             x: Vec::new(),
             inputs: LayerInputs::default(),
+            ngrams: NgramRows::default(),
             weights: Vec::new(),
             y: Vec::new(),
             sum: Vec::new(),
@@ -87,6 +98,7 @@ impl StepArena {
     /// Clears `facts` for a device step of at most `n_seq` sequences.
     pub(crate) fn clear_facts(&mut self, n_seq: usize) {
         self.facts.tokens.clear();
+        self.ngrams.rows.clear();
         self.facts.seqs.resize_with(n_seq, BatchSeq::default);
         for seq in &mut self.facts.seqs {
             seq.blocks.clear();
@@ -129,6 +141,10 @@ pub(crate) struct BlockSizes {
     pub(crate) n_ff: usize,
     /// Number of experts; 0 in a dense block.
     pub(crate) n_expert: usize,
+    /// Width of the input; 0 without a block.
+    pub(crate) width: usize,
+    /// Whether the experts have another width than the residual.
+    pub(crate) is_latent: bool,
     /// Number of neurons of the shared expert.
     pub(crate) n_shared: usize,
     /// Activation; not used without a block.
@@ -146,6 +162,8 @@ impl BlockSizes {
         BlockSizes {
             n_ff: layer.n_ff(),
             n_expert,
+            width: layer.ffn.as_ref().map_or(0, model::Ffn::width),
+            is_latent: layer.frame.latent.is_some(),
             n_shared: layer.n_shared(),
             activation,
             gaussian_cut: layer.ffn.as_ref().and_then(|ffn| ffn.gaussian_cut),

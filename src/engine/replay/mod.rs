@@ -28,10 +28,12 @@ pub(crate) struct StepState<'a> {
     pub(crate) layers: &'a [Layer],
     /// For each layer, the programs of its shares on other devices.
     pub(crate) remotes: &'a [Vec<BucketPrograms>],
+    /// For each layer, the programs that guess the next layer's experts on the CPU.
+    pub(crate) guesses: &'a [BucketPrograms],
     pub(crate) arena: &'a mut StepArena,
     /// Weights that are partly on disk; `None` if all are in memory.
     pub(crate) paging: Option<&'a mut Paging>,
-    /// The guess of the router's weights of the next layer on the CPU; `None` if nothing guesses.
+    /// The guessed router weights of the next layer; `None` if no program guesses them.
     pub(crate) guess: Option<&'a Tensor>,
     pub(crate) interrupt: &'a AtomicBool,
     /// Number of tokens, padding excluded.
@@ -179,7 +181,7 @@ impl StepState<'_> {
         Ok(())
     }
 
-    /// Makes resident what the step's tokens need of a layer from a stop on.
+    /// Makes the weights of a layer resident that the step's tokens need after a stop.
     fn prepare_layer(&mut self, device: usize, layer: usize, stop: Stop) -> Result<()> {
         let StepState { lanes, arena, paging, guess, interrupt, n, bucket, .. } = self;
         let Some(paging) = paging else { return Ok(()) };
@@ -207,9 +209,10 @@ impl StepState<'_> {
         };
         let since = arena.timeline.now();
         paging.prepare(layer, needed, interrupt)?;
-        if let Some(guess) = guess.filter(|_| stop == Stop::Router) {
+        let guess = guess.filter(|_| stop == Stop::Router && paging.is_guessed(layer + 1));
+        if let Some(guess) = guess {
             queue.read_f32(&guess.rows(0..*n), &mut arena.weights)?;
-            paging.read_experts_ahead(layer, &arena.weights);
+            paging.read_experts_ahead(layer, &arena.weights, |_| true);
         }
         arena.timeline.record_host(Work::Read(layer), since);
         Ok(())
@@ -233,7 +236,7 @@ impl StepState<'_> {
         // Starts all shares before it waits for the first, so that several devices work at once.
         let started = self.start_shares(index, posted);
         if started.is_err() {
-            // Drops the runs of the shares that did start.
+            // Drops the runs of the shares that have started.
             self.arena.runs.clear();
         }
         started?;
@@ -261,47 +264,78 @@ impl StepState<'_> {
 
     /// Starts the shares of layer `index` on devices other than its home.
     fn start_shares(&mut self, index: usize, posted: &PostedData<'_>) -> Result<()> {
+        self.arena.runs.clear();
+        let shares = 0..self.layers[index].remotes.len();
+        shares.into_iter().try_for_each(|at| self.start_share(index, at, posted))
+    }
+
+    /// Starts share `at` of layer `index`.
+    fn start_share(&mut self, index: usize, at: usize, posted: &PostedData<'_>) -> Result<()> {
         let StepState { lanes, layers, remotes, arena, bucket, paging, interrupt, .. } = self;
-        arena.runs.clear();
         let n = arena.sizes.buckets[*bucket];
-        for (remote, programs) in layers[index].remotes.iter().zip(&remotes[index]) {
-            let since = arena.timeline.now();
-            let Lane { queue, scratch, lists, .. } = lane_mut(lanes, remote.device);
-            let mut listed = None;
-            if let (Some(posted), Some(lists)) = (posted.rows, lists) {
-                let set = lists.resident(index, *bucket);
-                let words = set.members.desc().n_cols;
-                arena.sent.fill(posted, remote.rows.clone(), words);
-                listed = paging.as_ref().map(|_| arena.sent.rows(words));
-                arena.sent.write(queue, &set)?;
-            }
-            queue.write(&scratch.handed, bytemuck::cast_slice(posted.x))?;
-            let expert_weights = match &remote.held {
-                None => posted.weights,
-                Some(held) => {
-                    held.weights(posted.weights, &mut arena.weights);
-                    &arena.weights
-                }
-            };
-            if let Some(weights) = &scratch.weights {
-                queue.write(weights, bytemuck::cast_slice(expert_weights))?;
-            }
-            if self.n < n {
-                pad(queue, scratch, self.n..n, &mut arena.x)?;
-            }
-            let program = programs.at_least(n).expect("programs exist up to n_ubatch");
-            arena.timeline.record_host(Work::HandOff(index), since);
-            if let Some(paging) = paging.as_mut().filter(|_| remote.device == CPU) {
-                let since = arena.timeline.now();
-                let needed = match &listed {
-                    Some(list) => Needed::Neurons { list, guess: None },
-                    None => Needed::Experts(expert_weights),
-                };
-                paging.prepare(index, needed, interrupt)?;
-                arena.timeline.record_host(Work::Read(index), since);
-            }
-            arena.runs.push(arena.timeline.replay(queue, program, interrupt)?);
+        let (remote, programs) = (&layers[index].remotes[at], &remotes[index][at]);
+        let since = arena.timeline.now();
+        let Lane { queue, scratch, lists, .. } = lane_mut(lanes, remote.device);
+        let mut listed = None;
+        if let (Some(posted), Some(lists)) = (posted.rows, lists) {
+            let set = lists.resident(index, *bucket);
+            let words = set.members.desc().n_cols;
+            arena.sent.fill(posted, remote.rows.clone(), words);
+            listed = paging.as_ref().map(|_| arena.sent.rows(words));
+            arena.sent.write(queue, &set)?;
         }
+        queue.write(&scratch.handed, bytemuck::cast_slice(posted.x))?;
+        let expert_weights = match &remote.held {
+            None => posted.weights,
+            Some(held) => {
+                held.weights(posted.weights, &mut arena.weights);
+                &arena.weights
+            }
+        };
+        if let Some(weights) = &scratch.weights {
+            queue.write(weights, bytemuck::cast_slice(expert_weights))?;
+        }
+        if self.n < n {
+            pad(queue, scratch, self.n..n, &mut arena.x)?;
+        }
+        let program = programs.at_least(n).expect("programs exist up to n_ubatch");
+        arena.timeline.record_host(Work::HandOff(index), since);
+        if let Some(paging) = paging.as_mut().filter(|_| remote.device == CPU) {
+            let since = arena.timeline.now();
+            let needed = match &listed {
+                Some(list) => Needed::Neurons { list, guess: None },
+                None => Needed::Experts(expert_weights),
+            };
+            paging.prepare(index, needed, interrupt)?;
+            arena.timeline.record_host(Work::Read(index), since);
+            self.guess_next(index, posted)?;
+        }
+        let StepState { lanes, arena, interrupt, .. } = self;
+        let queue = &mut lane_mut(lanes, remote.device).queue;
+        arena.runs.push(arena.timeline.replay(queue, program, interrupt)?);
+        Ok(())
+    }
+
+    /// Guesses which experts of the layer after `index` the CPU will need, and requests reads of
+    /// them, if it has that layer's router. Uses `y` of the CPU.
+    fn guess_next(&mut self, index: usize, posted: &PostedData<'_>) -> Result<()> {
+        let StepState { lanes, layers, guesses, arena, paging, guess, interrupt, n, .. } = self;
+        let program = guesses.get(index).and_then(|programs| programs.at_least(*n));
+        let (Some(paging), Some(guess), Some(program)) = (paging, guess, program) else {
+            return Ok(());
+        };
+        let since = arena.timeline.now();
+        let Lane { queue, scratch, .. } = lane_mut(lanes, CPU);
+        queue.write(&scratch.y, bytemuck::cast_slice(posted.x))?;
+        arena.timeline.record_host(Work::HandOff(index), since);
+        let run = arena.timeline.replay(queue, program, interrupt)?;
+        arena.timeline.wait(CPU, &[Work::Neurons(index)], run)?;
+        let since = arena.timeline.now();
+        let next = &layers[index + 1];
+        arena.weights.resize(*n * guess.desc().n_cols, 0.0);
+        queue.read_f32(&guess.rows(0..*n), &mut arena.weights)?;
+        paging.read_experts_ahead(index, &arena.weights, |expert| next.has_expert(expert));
+        arena.timeline.record_host(Work::Read(index), since);
         Ok(())
     }
 }

@@ -68,12 +68,16 @@ impl Engine {
     /// return without computing tokens again. Without recurrent layers, every position is a
     /// checkpoint. Otherwise the state is copied to a checkpoint row; if no row is free, it
     /// replaces the oldest checkpoint of this sequence. Returns whether the end is a checkpoint
-    /// now: `false` if some of its tokens are not cached, or if it has no checkpoint and no row is
-    /// free.
+    /// now: `false` if some of its tokens are not cached, as after the loss of a device, or if it has
+    /// no checkpoint and no row is free.
     ///
     /// # Errors
     /// Device errors.
     pub fn checkpoint(&mut self, sequence: &mut Sequence) -> Result<bool> {
+        self.retry_after_losses(&mut |engine| engine.checkpoint_once(sequence))
+    }
+
+    fn checkpoint_once(&mut self, sequence: &mut Sequence) -> Result<bool> {
         let Sequence { tokens, cached } = sequence;
         if !self.pool.is_recurrent() {
             return Ok(true);
@@ -213,8 +217,9 @@ impl Engine {
             if take == 0 {
                 continue;
             }
-            let Sequence { cached, .. } = &mut *feed.sequence;
+            let Sequence { tokens, cached } = &mut *feed.sequence;
             self.own_blocks(cached, cached.n() + take)?;
+            self.select_ngrams(tokens, &feed.tokens[..take]);
             // Without recurrent state, a sequence may have any entry of the batch.
             let entry = cached.slot().map_or(next, |slot| slot as usize);
             next += 1;
@@ -313,12 +318,20 @@ impl Engine {
             let take = buckets.copied().find(|&size| size <= rest.len()).unwrap_or(1);
             self.own_blocks(cached, cached.n() + take)?;
             self.arena.clear_facts(self.options.n_seq);
+            self.select_ngrams(&tokens[..cached.n()], &rest[..take]);
             let index = cached.slot().unwrap_or(0) as usize;
             add_to_batch(&mut self.arena.facts, index, cached, &rest[..take], LogitsRequest::None);
             self.run(interrupt).inspect_err(|_| cached.invalidate_state())?;
             cached.advance(cached.n() + take);
         }
         Ok(())
+    }
+
+    /// Adds the n-grams of `tokens`, which follow the tokens `before` in their sequence, to the step.
+    fn select_ngrams(&mut self, before: &[u32], tokens: &[u32]) {
+        if let Some(by) = &self.model.ngrams {
+            by.select(before, tokens, &mut self.arena.ngrams.rows);
+        }
     }
 
     /// Makes the blocks of a sequence writable from the end of its valid tokens to position `end`.
@@ -429,6 +442,7 @@ impl Engine {
             let end = cached.n() + chunk.len();
             self.own_blocks(cached, end)?;
             self.arena.clear_facts(self.options.n_seq);
+            self.select_ngrams(tokens, chunk);
             let index = cached.slot().unwrap_or(0) as usize;
             add_to_batch(&mut self.arena.facts, index, cached, chunk, LogitsRequest::None);
             let model = Arc::clone(&self.model);

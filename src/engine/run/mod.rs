@@ -68,6 +68,19 @@ impl fmt::Debug for Engine {
     }
 }
 
+/// Rejects a split layer whose experts are wider than the residual.
+fn check_widths(model: &Model, placement: &Placement) -> Result<()> {
+    let n_embd = model.hyper.n_embd;
+    let layers = model.layers.iter().zip(&placement.layers).enumerate();
+    for (layer, (weights, placed)) in layers {
+        let width = weights.ffn.as_ref().map_or(0, model::Ffn::width);
+        if placed.is_split() && width > n_embd {
+            return Err(Error::WideExperts { layer, width, n_embd });
+        }
+    }
+    Ok(())
+}
+
 impl Engine {
     /// Loads `model` onto `devices`. The first device is the CPU, and names must be unique. Places
     /// the model by `placement` or, without one, plans a placement within the budgets of the
@@ -96,10 +109,14 @@ impl Engine {
             let sources = model.layers.iter().map(|layer| layer.frame.mixer.kv_source());
             let sources: Vec<Option<usize>> = sources.collect();
             placement.check(&mode.cuts(&model), &sources, devices.len())?;
+            check_widths(&model, placement)?;
         }
         let KvCache { k, v } = options.kv_formats;
         for sizes in model.layers.iter().filter_map(|l| l.attention()).map(|by| by.sizes) {
-            for (format, d_head) in [(k, sizes.d_head), (v, sizes.d_value)] {
+            let [d_key, d_value] = sizes.cached_heads();
+            // Values that are a part of the keys have their format.
+            let v = if sizes.cached().v.is_none() { k } else { v };
+            for (format, d_head) in [(k, d_key), (v, d_value)] {
                 if !d_head.is_multiple_of(format.block_values()) {
                     return Err(Error::CacheFormat { format, d_head });
                 }

@@ -181,7 +181,8 @@ impl Engine {
         hash.add(self.model.file.fingerprint().as_bytes());
         let loaded = &self.ready.as_ref().ok_or(hal::Error::Cancelled)?.stepper.loaded;
         for (layer, weights) in loaded.layers.iter().zip(&self.model.layers) {
-            for tensor in layer.caches().chain(layer.states()) {
+            let caches = layer.caches().into_iter().map(|cache| cache.tensor);
+            for tensor in caches.chain(layer.states().cloned()) {
                 hash.add(tensor.desc().format.to_string().as_bytes());
                 hash.word(tensor.desc().n_cols as u64);
             }

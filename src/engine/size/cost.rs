@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use hal::format::{Format, TransposedLayout};
 use hal::op::{Gather, MAX_COUNTED_TOKENS, MatMul, SoftCap, UnionCounts, Window};
-use hal::{Batch, Bytes, Device, HostRows, OpDesc, PackDesc, TensorDesc};
+use hal::{Batch, Bytes, Device, HostRows, KvRows, OpDesc, PackDesc, TensorDesc};
 
-use model::{AttentionSizes, Ffn, Model};
+use model::{Attention, AttentionSizes, Ffn, Model, Sparse};
 use placement::{
     CPU, Cut, DeviceFacts, DeviceIndex, Forecast, LayerFacts, LayerReads, LayerSizes, Neurons,
     Placement, StreamReads, Task, Uses, plan,
@@ -17,7 +17,8 @@ use super::Sizing;
 use super::exchange::ExchangeUnit;
 use super::scratch::counts_union;
 use crate::ops::embed::Embedding;
-use crate::ops::layer::{LayerOps, residual_norm};
+use crate::ops::layer::LayerOps;
+use crate::ops::low_rank_hyper::output_norm;
 use crate::ops::memory;
 use crate::ops::predict::{Predictor, list_desc};
 use crate::options::{EngineOptions, Streaming};
@@ -143,9 +144,14 @@ impl Sizing<'_> {
     }
 
     fn head_reads(&self) -> f64 {
+        self.head_rows().map(size).sum()
+    }
+
+    /// The weights of the head.
+    pub(crate) fn head_rows(&self) -> impl Iterator<Item = &HostRows> {
         let Model { output, output_norm, output_bias, .. } = self.model;
-        let others = output_norm.bias.iter().chain(output_bias).chain(output);
-        size(&output_norm.w) + others.map(size).sum::<f64>()
+        let norm = output_norm.iter().flat_map(|norm| [&norm.w].into_iter().chain(&norm.bias));
+        norm.chain(output_bias).chain(output)
     }
 
     /// Share of a layer's experts that a token uses.
@@ -156,12 +162,26 @@ impl Sizing<'_> {
     /// Bytes of a layer's KV cache or recurrent state read per token.
     fn memory_reads(&self, layer: usize) -> f64 {
         let weights = &self.model.layers[layer];
-        let memory = memory::of_mixer(&memory::shapes(weights), self.options);
-        let row = |desc: &TensorDesc| bytes(TensorDesc { n_rows: 1, ..*desc });
-        let window = weights.attention().and_then(|by| by.sizes.window);
-        let past = assumed_past(self.options).min(window.map_or(usize::MAX, Window::size));
-        let rows = if memory.kv().is_some() { past as f64 } else { 1.0 };
-        memory.read_tensors().map(row).sum::<f64>() * rows
+        let memory = memory::of_layer(weights, self.options);
+        let rows =
+            |desc: &TensorDesc, n: usize| bytes(TensorDesc { n_rows: 1, ..*desc }) * n as f64;
+        let past = assumed_past(self.options);
+        let attention = weights.attention();
+        let window = attention.and_then(|by| by.sizes.window).map_or(usize::MAX, Window::size);
+        let sparse = attention.and_then(|by| by.sparse.as_ref());
+        let selected = sparse.map_or(usize::MAX, Sparse::n_selected);
+        // Of the indexer's keys, one for each block is read.
+        let pool = sparse.map_or(1, |by| by.pool);
+        let attended = past.min(window).min(selected);
+        let blocks = attention.and_then(Attention::blocks);
+        let attended = attended + blocks.map_or(0, |by| by.n_selected(past));
+        let pool = blocks.map_or(pool, |by| by.ratio);
+        let attended = memory.kv().into_iter().flat_map(KvRows::tensors).map(|k| rows(k, attended));
+        let scored = memory.index.iter().map(|index| rows(&index.k, past / pool));
+        // Values and gates of a block are read once for all its positions.
+        let per_token = blocks.map_or(1.0, |by| (by.ratio as f64).recip());
+        let states = memory.all_states().map(|state| rows(state, 1) * per_token);
+        attended.chain(scored).chain(states).sum()
     }
 
     /// Bytes of a layer read per token.
@@ -344,7 +364,7 @@ impl Sizing<'_> {
             facts: weights,
             frame: &frame,
             freqs: freqs.as_ref(),
-            memory: &memory::of_mixer(&frame.mixer, self.options),
+            memory: &memory::of_layer(weights, self.options),
             predictor: predictor.as_ref(),
             own: own.as_ref(),
             scratch: &shape.body.map(&mut |desc| TensorDesc { n_rows: n_tokens, ..*desc }),
@@ -386,7 +406,7 @@ impl Sizing<'_> {
         let mut frame = Bytes(0);
         weights.frame.for_each(&mut |_, rows| frame += self.whole_size(device, rows));
         let on = &self.devices[device];
-        let memory = memory::of_mixer(&memory::shapes(weights), self.options);
+        let memory = memory::of_layer(weights, self.options);
         let cache = memory.tensors().map(|desc| on.alloc_size(desc)).sum();
         let data = self.mode.predictor(self.model, self.options, layer);
         let predictor = data.map_or(Bytes(0), |data| {
@@ -428,20 +448,19 @@ impl Sizing<'_> {
     }
 
     pub(crate) fn head_size(&self, device: DeviceIndex) -> Bytes {
-        let Model { output, output_norm, output_bias, .. } = self.model;
-        let others = output_norm.bias.iter().chain(output_bias).chain(output);
-        self.whole_size(device, &output_norm.w)
-            + others.map(|rows| self.whole_size(device, rows)).sum()
+        self.head_rows().map(|rows| self.whole_size(device, rows)).sum::<Bytes>()
             + self.scratch().head_size(&self.devices[device])
     }
 
     pub(crate) fn head_ops(&self, n: usize) -> Vec<OpDesc> {
         let model = self.model;
         let [x, y] = [self.options.n_ubatch, n].map(|n| self.f32(n, model.hyper.n_embd));
-        let by = model.output_norm.try_map("", &mut |_, rows| Ok::<_, Infallible>(rows.desc()));
-        let Ok(by) = by;
+        let by = model.output_norm.as_ref().map(|norm| {
+            let Ok(by) = norm.try_map("", &mut |_, rows| Ok::<_, Infallible>(rows.desc()));
+            by
+        });
         let gather = Gather { x, batch: self.batch(), y };
-        let mut ops = vec![gather.into(), residual_norm(model, &y, &by, &y)];
+        let mut ops = vec![gather.into(), output_norm(model, &y, by.as_ref(), &y)];
         let Some(output) = &model.output else { return ops };
         let (w, logits) = (output.desc(), self.f32(n, model.n_logits()));
         let bias = model.output_bias.as_ref().map(HostRows::desc);

@@ -93,7 +93,9 @@ pub fn least_paged(
     }
     let layers = if largest_experts > Bytes(0) { frames + largest_experts } else { largest_layer };
     let head = model.output.as_ref().filter(|_| placement.head == CPU);
-    head.map_or(Bytes(0), bytes) + layers
+    let routers = (0..placement.layers.len()).filter_map(|at| sizing.next_router(at, placement));
+    let routers: Bytes = routers.map(|next| bytes(&next.router.w)).sum();
+    head.map_or(Bytes(0), bytes) + routers + layers
 }
 
 impl Sizing<'_> {

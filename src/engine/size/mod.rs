@@ -5,6 +5,7 @@
 
 pub(crate) mod cost;
 pub(crate) mod exchange;
+mod guess;
 mod held;
 pub(crate) mod host;
 pub(crate) mod lists;

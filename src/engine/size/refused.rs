@@ -22,6 +22,12 @@ impl Sizing<'_> {
         })
     }
 
+    /// Whether the experts of a layer have a larger width than the residual.
+    pub(crate) fn is_wider(&self, layer: usize) -> bool {
+        let Some(ffn) = &self.model.layers[layer].ffn else { return false };
+        ffn.width() > self.model.hyper.n_embd
+    }
+
     /// Why `device` cannot run a layer with `n` of its neurons, in steps of any size; `None` if it
     /// can.
     pub(crate) fn refuses_layer(
@@ -32,6 +38,11 @@ impl Sizing<'_> {
     ) -> Option<String> {
         if n < self.model.layers[layer].n_ff() && !self.devices[device].info().hand_off {
             return Some("it does not support hand-offs to the CPU".to_owned());
+        }
+        if n < self.model.layers[layer].n_ff() && self.is_wider(layer) {
+            return Some(
+                "its experts are wider than the residual, which hand-offs carry".to_owned(),
+            );
         }
         let n_tokens = self.options.n_ubatch;
         [n_tokens, n_tokens.min(MAX_COUNTED_TOKENS)]

@@ -2,9 +2,9 @@
 
 use hal::format::Format;
 use hal::op::{MAX_COUNTED_TOKENS, UnionCounts};
-use hal::{BatchShape, Bytes, Device, TensorDesc};
+use hal::{BatchShape, Bytes, Device, KV_BLOCK, TensorDesc};
 
-use model::Model;
+use model::{Model, Ngrams};
 
 use super::lists::ListShape;
 use crate::ops::scratch::Scratch;
@@ -18,6 +18,8 @@ pub(crate) struct ScratchShape {
     pub(crate) n_embd: usize,
     /// Number of columns of the per-layer embeddings for all layers; 0 in models without them.
     pub(crate) n_inputs: usize,
+    /// Number of values of the n-grams of a token; 0 in models without them.
+    pub(crate) n_ngram: usize,
     pub(crate) n_logits: usize,
     /// Number of experts; 0 in dense models.
     pub(crate) n_expert: usize,
@@ -55,10 +57,11 @@ impl ScratchShape {
             n_layer: hyper.n_layer,
             n_embd: hyper.n_embd,
             n_inputs: hyper.n_per_layer * hyper.n_layer,
+            n_ngram: model.ngrams.as_ref().map_or(0, Ngrams::width),
             // Tensors have columns, even those of encoders' logits, which are not computed.
             n_logits: model.n_logits().max(1),
             n_expert: model.max_experts(),
-            body: Scratch::shapes(model, options.n_ubatch),
+            body: Scratch::shapes(model, options.n_ubatch, options.n_blocks() * KV_BLOCK),
             batch: BatchShape {
                 max_tokens: options.n_ubatch,
                 max_seqs: options.n_seq,
@@ -104,10 +107,12 @@ impl ScratchShape {
         body + batch + staging + active + lists + hits + union
     }
 
-    /// Bytes of the head's scratch and staging (logits are fetched row by row).
+    /// Bytes of the head's scratch and staging.
     pub(crate) fn head_size(&self, device: &Device) -> Bytes {
         let body: Bytes = self.head().iter().map(|(_, desc)| device.alloc_size(desc)).sum();
-        body + Bytes(4 * self.n_logits.max(self.n_embd) as u64)
+        let row = self.n_logits.max(self.n_embd);
+        let n_rows: usize = row_counts(self.max_out).sum();
+        body + Bytes(4 * (row * n_rows) as u64)
     }
 
     /// Bytes of staging for a layer's row counters, its table of slots (the same number of words),
@@ -118,11 +123,23 @@ impl ScratchShape {
         Bytes(4 * (hits.n_cols * (1 + vectors)) as u64)
     }
 
-    /// Bytes of staging for the residual, the per-layer embeddings, the counters and the router's
-    /// weights in programs of `n` tokens.
+    /// Bytes of staging for the residual, the per-layer embeddings, those of n-grams, the counters and
+    /// the router's weights in programs of `n` tokens.
     fn staging(&self, n: usize) -> usize {
-        4 * n * (self.n_embd + self.n_inputs + n_counters(self.n_layer) + self.n_expert)
+        let embeddings = self.n_embd + self.n_inputs + self.n_ngram;
+        4 * n * (embeddings + n_counters(self.n_layer) + self.n_expert)
     }
+}
+
+/// Maximum number of rows of logits in a copy from a device: more would save little time and take
+/// more pinned memory.
+const MAX_ROWS_COPIED: usize = 4;
+
+/// The numbers of rows of logits that a copy from a device may have, if there are up to `max_out`:
+/// powers of two, largest first.
+pub(crate) fn row_counts(max_out: usize) -> impl Iterator<Item = usize> {
+    let largest = max_out.clamp(1, MAX_ROWS_COPIED).ilog2();
+    (0..=largest).rev().map(|power| 1 << power)
 }
 
 /// Rows of counters of active neurons: one per layer, and one for the streamed neurons of all
@@ -154,6 +171,14 @@ mod tests {
     thread_local! {
         /// How often the shapes were made by this thread.
         pub(super) static N_MADE: Cell<usize> = const { Cell::new(0) };
+    }
+
+    #[test]
+    fn logits_are_copied_by_powers_of_two() {
+        let counts = |max_out| super::row_counts(max_out).collect::<Vec<usize>>();
+        assert_eq!(counts(1), [1]);
+        assert_eq!(counts(3), [2, 1]);
+        assert_eq!(counts(512), [4, 2, 1]);
     }
 
     /// The shapes depend on all layers, so making them for each layer takes the square of the

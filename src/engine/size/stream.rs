@@ -140,8 +140,11 @@ impl Sizing<'_> {
     pub(crate) fn can_stream(&self, index: usize) -> bool {
         let listed = self.mode.predictor(self.model, self.options, index).is_some();
         let ffn = self.model.layers[index].ffn.as_ref();
+        // Chunks have the width of the residual.
+        let latent = self.model.layers[index].frame.latent.is_some();
         // A cut-off depends on all neurons, which a chunk does not have.
-        ffn.is_some_and(|ffn| ffn.gaussian_cut.is_none() && (!listed || ffn.experts.is_none()))
+        let whole = |ffn: &Ffn| ffn.gaussian_cut.is_some() || latent;
+        ffn.is_some_and(|ffn| !whole(ffn) && (!listed || ffn.experts.is_none()))
     }
 
     /// Whether the neurons of layer `index` can be streamed to a device if the home of the layer is

@@ -30,7 +30,7 @@ pub fn planned_tiers(
     let mut weights = CpuWeights::new(&sizing, copies_mapped);
     weights.collect(placement);
     let host = sizing.host_bytes(placement).total.total();
-    let allocated = host - weights.in_place + sizing.paging_bytes();
+    let allocated = host - weights.in_place + sizing.paging_bytes(placement);
     let budget = options.paging.as_ref().map_or(Bytes(0), |paging| paging.budget);
     if allocated > budget {
         return Err(store::Error::Capacity { needed: allocated, capacity: budget }.into());
@@ -54,14 +54,15 @@ pub fn planned_tiers(
 
 impl Sizing<'_> {
     /// Bytes of the CPU that only a model with weights on disk has: the workspace, which is reserved
-    /// before weights are loaded, and the guess of the next layer's experts.
-    fn paging_bytes(&self) -> Bytes {
+    /// before weights are loaded, and the guesses of the next layers' experts.
+    fn paging_bytes(&self, placement: &Placement) -> Bytes {
         let n_words = self.workspace(CPU).0.div_ceil(4) as usize;
         let cpu = &self.devices[CPU];
         let size = |n: usize, cols| {
             if n * cols > 0 { cpu.alloc_size(&self.f32(n, cols)) } else { Bytes(0) }
         };
-        size(1, n_words) + size(self.options.n_ubatch, self.model.max_experts())
+        let guess = size(self.options.n_ubatch, self.model.max_experts());
+        size(1, n_words) + guess + self.guess_bytes(placement)
     }
 }
 
@@ -96,6 +97,12 @@ impl<'a> CpuWeights<'a> {
             for rows in data.iter().flat_map(|data| data.fc1.into_iter().chain([data.fc2])) {
                 self.add_whole(Some(Owner::Predictor(index)), rows);
             }
+            if let Some(next) = self.sizing.next_router(index, placement) {
+                // A copy is not in the need of the placement.
+                let before = self.in_place;
+                self.add_whole(Some(Owner::Model), &next.router.w);
+                self.in_place = before;
+            }
             let here = placed.shares.iter().find(|share| share.device == CPU);
             if let Some((share, ffn)) = here.zip(layer.ffn.as_ref()) {
                 let held = self.sizing.holds_experts(index, placed, share);
@@ -124,9 +131,10 @@ impl<'a> CpuWeights<'a> {
             if !(embed && model.is_tied()) {
                 model.output.iter().for_each(|rows| self.add_whole(Some(Owner::Model), rows));
             }
-            self.add_whole(Some(Owner::Model), &model.output_norm.w);
-            let biases = model.output_norm.bias.iter().chain(&model.output_bias);
-            biases.for_each(|bias| self.add_whole(Some(Owner::Model), bias));
+            let norm = model.output_norm.iter();
+            let norm = norm.flat_map(|norm| [&norm.w].into_iter().chain(&norm.bias));
+            norm.chain(&model.output_bias)
+                .for_each(|rows| self.add_whole(Some(Owner::Model), rows));
         }
     }
 

@@ -6,15 +6,17 @@ pub use counters::{StepStats, UnionStats};
 
 use std::sync::atomic::AtomicBool;
 
-use hal::Run;
+use hal::{Operand, Queue, Run, Tensor};
 use placement::DeviceIndex;
 
 use crate::error::{Error, Result};
 use crate::load::{Head, LoadedModel, lane_mut};
+use crate::ops::scratch::Role;
 use crate::paging::Paging;
 use crate::record::{BucketPrograms, Programs};
-use crate::replay::arena::StepArena;
+use crate::replay::arena::{NgramRows, StepArena};
 use crate::replay::{StepProgram, StepState};
+use crate::size::scratch::row_counts;
 use crate::stream::Stream;
 use crate::timeline::Work;
 use counters::DeferredCounters;
@@ -133,14 +135,24 @@ impl Stepper {
         let Stepper { loaded, programs, streams, paging, .. } = self;
         let LoadedModel { lanes, layers, head, guess, .. } = loaded;
         let of_layers = self.counting.as_ref().filter(|_| self.counts_rows).unwrap_or(programs);
-        let remotes = &of_layers.remotes[..];
+        let (remotes, guesses) = (&of_layers.remotes[..], &of_layers.guesses[..]);
         if let Some(paging) = paging {
             paging.count_tokens(n);
         }
         let paging = paging.as_mut();
         let guess = guess.as_ref();
-        let mut step =
-            StepState { lanes, layers, remotes, arena, paging, guess, interrupt, n, bucket };
+        let mut step = StepState {
+            lanes,
+            layers,
+            remotes,
+            guesses,
+            arena,
+            paging,
+            guess,
+            interrupt,
+            n,
+            bucket,
+        };
         let mut at = of_layers.segments[0].device;
         let mut running = None;
         for (index, segment) in of_layers.segments.iter().enumerate() {
@@ -191,8 +203,19 @@ impl Stepper {
         let Stepper { loaded: LoadedModel { lanes, layers, .. }, programs, paging, .. } = self;
         let (n, remotes, paging) =
             (arena.facts.tokens.len(), &programs.remotes[..], paging.as_mut());
-        let guess = None;
-        Ok(StepState { lanes, layers, remotes, arena, paging, guess, interrupt, n, bucket })
+        let (guesses, guess) = (&[][..], None);
+        Ok(StepState {
+            lanes,
+            layers,
+            remotes,
+            guesses,
+            arena,
+            paging,
+            guess,
+            interrupt,
+            n,
+            bucket,
+        })
     }
 
     /// Uploads the batch of a step to every device in use, and clears the counts of each device's
@@ -212,9 +235,39 @@ impl Stepper {
                 lane.queue.write(lists.counts(), bytemuck::cast_slice(counts))?;
             }
         }
+        self.write_ngrams(arena)?;
         arena.timeline.record_host(Work::Copy, since);
         Ok(())
     }
+
+    /// Reads the embeddings of the step's n-grams and uploads them to the device whose layer adds them.
+    fn write_ngrams(&mut self, arena: &mut StepArena) -> Result<()> {
+        let LoadedModel { ngrams, lanes, .. } = &mut self.loaded;
+        let Some((by, device)) = ngrams else { return Ok(()) };
+        let (n, width) = (arena.facts.tokens.len(), by.width());
+        let NgramRows { rows, values } = &mut arena.ngrams;
+        // Padded tokens have zeros.
+        values.clear();
+        values.resize(arena.sizes.padded(n) * width, 0.0);
+        by.values(rows, &mut values[..n * width])?;
+        let lane = lane_mut(lanes, *device);
+        let to = lane.scratch.at(Role::Ngrams, width);
+        Ok(lane.queue.write(to, bytemuck::cast_slice(values))?)
+    }
+}
+
+/// Copies the first `n` rows of `from`, in as few copies as there is staging memory for.
+fn read_all(queue: &mut Queue, from: &Tensor, n: usize, to: &mut [f32]) -> Result<()> {
+    let (max_rows, row) = (from.desc().n_rows, to.len() / n.max(1));
+    let mut done = 0;
+    for n_rows in row_counts(max_rows) {
+        while row > 0 && n - done >= n_rows {
+            let part = &mut to[row * done..][..row * n_rows];
+            queue.read_f32(&from.rows(done..done + n_rows), part)?;
+            done += n_rows;
+        }
+    }
+    Ok(())
 }
 
 /// Runs the head over `n_out` tokens and reads their logits and, if requested, hidden states. If
@@ -244,15 +297,11 @@ fn run_head(
     let since = arena.timeline.now();
     let n_logits = if head.output.is_some() { arena.sizes.n_vocab } else { 0 };
     arena.logits.resize(n_out * n_logits, 0.0);
-    for (row, out) in arena.logits.chunks_exact_mut(n_logits.max(1)).enumerate() {
-        lane.queue.read_f32(&head.scratch.logits.rows(row..row + 1), out)?;
-    }
+    read_all(&mut lane.queue, &head.scratch.logits, n_out, &mut arena.logits)?;
     if arena.reads_hidden {
         let n_embd = arena.sizes.n_embd;
         arena.hidden.resize(n_out * n_embd, 0.0);
-        for (row, out) in arena.hidden.chunks_exact_mut(n_embd).enumerate() {
-            lane.queue.read_f32(&head.scratch.normed.rows(row..row + 1), out)?;
-        }
+        read_all(&mut lane.queue, &head.scratch.normed, n_out, &mut arena.hidden)?;
     }
     arena.timeline.record_host(Work::Copy, since);
     // They have ended; this reports their errors.

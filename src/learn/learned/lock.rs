@@ -49,6 +49,7 @@ pub fn lock(path: &Path, interrupt: &AtomicBool) -> Result<fs::File, SaveError> 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::mpsc;
 
     #[test]
     fn a_lock_that_is_never_released_ends_the_wait() {
@@ -62,8 +63,14 @@ mod tests {
         // An interrupt ends it sooner, and one from before does not.
         let start = Instant::now();
         let waits = thread::scope(|scope| {
-            let waits = scope.spawn(|| lock(&path, &interrupt));
-            thread::sleep(4 * POLL_INTERVAL);
+            let (begins, begun) = mpsc::channel();
+            let (path, interrupt) = (&path, &interrupt);
+            let waits = scope.spawn(move || {
+                begins.send(()).unwrap();
+                lock(path, interrupt)
+            });
+            begun.recv().unwrap();
+            thread::sleep(25 * POLL_INTERVAL);
             interrupt.store(true, Ordering::Relaxed);
             waits.join().unwrap()
         });

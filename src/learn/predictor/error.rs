@@ -43,7 +43,9 @@ pub enum Error {
     Save(#[from] learned::SaveError),
     /// A side file with the predictor or the thresholds of only some layers: the run that made it
     /// was interrupted.
-    #[error("{file} has only {found} of {expected} layers: the run that wrote it was interrupted")]
+    #[error(
+        "{file} is unfinished ({found} of {expected} layers): the run that wrote it was interrupted"
+    )]
     Unfinished {
         /// Path.
         file: String,

@@ -1,6 +1,7 @@
 //! The cost of skipping neurons: the error of the block's output, and the choice of thresholds.
 
 use std::ops::Range;
+use std::sync::OnceLock;
 
 use rayon::prelude::*;
 
@@ -24,8 +25,8 @@ pub(super) struct Evaluator<'a> {
     seen: &'a Observations,
     /// `[n_ff, n_embd]`: a row per neuron.
     down: &'a DenseMatrix,
-    /// `down` transposed: `[n_embd, n_ff]`.
-    columns: DenseMatrix,
+    /// `down` transposed, `[n_embd, n_ff]`, once it is needed.
+    columns: OnceLock<DenseMatrix>,
     /// Sum over tokens of the squared norm of the output.
     size: f64,
     /// Norm of each neuron's row of down.
@@ -40,7 +41,7 @@ impl<'a> Evaluator<'a> {
             .values
             .chunks_exact(down.n_cols.max(1))
             .map(|row| row.iter().map(|v| f64::from(*v) * f64::from(*v)).sum::<f64>().sqrt());
-        let (columns, lengths) = (down.transposed(), lengths.collect());
+        let (columns, lengths) = (OnceLock::new(), lengths.collect());
         let mut evaluator = Evaluator { seen, down, columns, size: 0.0, lengths };
         evaluator.size = evaluator.squared_error(|_, _| true);
         evaluator
@@ -72,7 +73,7 @@ impl<'a> Evaluator<'a> {
             for (t, row) in tokens.zip(h.values.chunks_exact_mut(self.seen.n_ff())) {
                 parts(t).for_each(|part| row[part.neuron as usize] = part.h);
             }
-            sums = h.times(&self.columns);
+            sums = h.times(self.columns.get_or_init(|| self.down.transposed()));
         } else {
             for (t, sum) in tokens.zip(sums.values.chunks_exact_mut(n_embd)) {
                 for part in parts(t) {
@@ -198,7 +199,7 @@ impl<'a> Evaluator<'a> {
         let share = |i: usize| if total[i] > 0.0 { found[i] / total[i] } else { 1.0 };
         Evaluation {
             error: self.error(dropped),
-            listed: listed / (self.seen.n_tokens() * self.seen.n_ff()).max(1) as f64,
+            listed: listed / self.seen.n_computed().max(1) as f64,
             recall: share(0),
             weighted_recall: share(1),
         }
@@ -222,8 +223,9 @@ impl<'a> Evaluator<'a> {
     }
 
     /// Weight of a neuron's activation: the norm of its row of down times the typical magnitude of
-    /// the factor on the activation, `[n_ff]`. A neuron that never contributed gets the smallest
-    /// weight of the others.
+    /// the factor on the activation, `[n_ff]`. For a neuron that never contributed, such as those
+    /// of an expert that the text did not use, the factor is typical of the others. A neuron
+    /// without any effect gets the smallest weight of the others.
     #[must_use]
     pub(super) fn weights(&self) -> Vec<f32> {
         let mut acts = vec![0.0f64; self.seen.n_ff()];
@@ -231,7 +233,11 @@ impl<'a> Evaluator<'a> {
             acts[part.neuron as usize] += f64::from(part.act) * f64::from(part.act);
         }
         let energies = self.seen.energies();
-        let weight = |n: usize| self.lengths[n] * (energies[n] / acts[n]).sqrt();
+        let typical = energies.iter().sum::<f64>() / acts.iter().sum::<f64>();
+        let weight = |n: usize| {
+            let factor = if acts[n] > 0.0 { energies[n] / acts[n] } else { typical };
+            self.lengths[n] * factor.sqrt()
+        };
         let mut weights: Vec<f32> = (0..acts.len()).map(|n| weight(n) as f32).collect();
         let counts = |w: &&f32| w.is_finite() && **w > 0.0;
         let least = weights.iter().filter(counts).copied().fold(f32::INFINITY, f32::min);
@@ -271,7 +277,7 @@ mod tests {
     fn seen(gates: &[f32], ups: &[f32], n_ff: usize) -> Observations {
         let mut seen = Observations::new(FfnKind::Gated, Activation::Relu, 1, n_ff);
         for (gates, ups) in gates.chunks_exact(n_ff).zip(ups.chunks_exact(n_ff)) {
-            seen.push(&[1.0], Some(gates), ups);
+            seen.push(&[1.0], Some(gates), ups, None);
         }
         seen
     }

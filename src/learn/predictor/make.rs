@@ -95,7 +95,12 @@ impl Block {
     /// [`Error::Read`].
     pub fn of(ffn: &Ffn) -> Result<Block> {
         let test = ffn.gate.as_ref().unwrap_or(&ffn.up);
-        let down = DenseMatrix::dequantize(&ffn.down.w)?;
+        let down = match ffn.n_expert() {
+            Some(n) => model::stacked_to_columns(&ffn.down.w, n)
+                .map_err(|reason| Error::Read { reason })?,
+            None => ffn.down.w.clone(),
+        };
+        let down = DenseMatrix::dequantize(&down)?;
         let size = |rows: &HostRows| (rows.desc().n_rows * rows.row_bytes()) as u64;
         Ok(Block {
             test: DenseMatrix::dequantize(&test.w)?,

@@ -52,7 +52,7 @@ impl<'a> Gatherer<'a> {
     /// Adds a block of `layer` to the window, which will be added to `profile`.
     pub fn add(&mut self, profile: &Profile, layer: usize, observed: &ObservedBlock<'_>) {
         let Some(ffn) = &self.model.layers[layer].ffn else { return };
-        let (n_ff, n_embd) = (ffn.n_ff(), self.model.hyper.n_embd);
+        let (n_ff, n_in) = (ffn.n_ff(), ffn.width());
         observed.values(self.model, &mut self.values);
         let tests = observed.gate.unwrap_or(observed.up);
         let exact = self.model.is_exactly_sparse();
@@ -90,7 +90,7 @@ impl<'a> Gatherer<'a> {
                     }
                 }
             }
-            for (sum, &x) in to.input.iter_mut().zip(&observed.x[t * n_embd..]) {
+            for (sum, &x) in to.input.iter_mut().zip(&observed.x[t * n_in..]) {
                 *sum += f64::from(x) * f64::from(x);
             }
             if sampled {

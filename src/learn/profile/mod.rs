@@ -25,7 +25,7 @@ pub use plot::svg;
 pub use powerinfer::{Error as ImportError, GpuIndex, gpu_index, import};
 pub use summary::Summary;
 
-use model::{LayerWeights, Model};
+use model::{Ffn, LayerWeights, Model};
 
 /// Maximum number of tokens whose active neurons are stored.
 const MAX_SAMPLES: usize = 512;
@@ -68,7 +68,7 @@ impl LayerProfile {
         let new = |layer: &LayerWeights| LayerProfile {
             fires: vec![0; layer.n_ff()],
             size: vec![0.0; layer.n_ff()],
-            input: vec![0.0; layer.ffn.as_ref().map_or(0, |_| model.hyper.n_embd)],
+            input: vec![0.0; layer.ffn.as_ref().map_or(0, Ffn::width)],
             routed: vec![0; layer.experts().map_or(0, |experts| experts.n)],
             samples: Vec::new(),
             order: Vec::new(),
@@ -178,7 +178,7 @@ impl Profile {
         self.layers.iter().map(layer).collect()
     }
 
-    /// Mean squares of the values of each block's input, `[n_layer][n_embd]`, empty for a layer
+    /// Mean squares of the values of each block's input, `[n_layer][width]`, empty for a layer
     /// without a block; `None` for counts imported from PowerInfer.
     #[must_use]
     pub fn mean_squares(&self) -> Option<Vec<Vec<f32>>> {

@@ -98,10 +98,9 @@ impl Reader<'_> {
         n_tokens: u64,
         n_samples: u64,
     ) -> Result<LayerProfile, SideFileError> {
-        let (hyper, weights) = (&self.model.hyper, &self.model.layers[layer]);
-        if weights.ffn.is_none() {
-            return Ok(LayerProfile::default());
-        }
+        let weights = &self.model.layers[layer];
+        let Some(ffn) = &weights.ffn else { return Ok(LayerProfile::default()) };
+        let n_in = ffn.width() as u64;
         let (n_ff, n_words) = (weights.n_ff() as u64, weights.n_ff().div_ceil(64));
         let name = |part: &str| format!("blk.{layer}.{part}");
         let counts = |part: &str, n: u64| {
@@ -147,7 +146,7 @@ impl Reader<'_> {
         Ok(LayerProfile {
             fires,
             size: sums("size", n_ff)?,
-            input: if has("input") { sums("input", hyper.n_embd as u64)? } else { Vec::new() },
+            input: if has("input") { sums("input", n_in)? } else { Vec::new() },
             routed: match weights.experts() {
                 Some(experts) if has("routed") => counts("routed", experts.n as u64)?,
                 Some(_) | None => Vec::new(),

@@ -23,10 +23,10 @@
 
 use hal::format::{Format, TransposedLayout};
 use hal::op::Window;
-use hal::{HostRows, TensorDesc};
+use hal::{HostRows, KvRows, TensorDesc};
 
-use engine::{Engine, state_bytes};
-use model::{AttentionSizes, Ffn};
+use engine::{Engine, index_format, state_bytes};
+use model::{Attention, Ffn, Sparse};
 
 use super::Test;
 
@@ -39,8 +39,8 @@ pub struct Traffic {
     blocks: Vec<SkippingFfn>,
     /// Bytes of gate, or of up without gate, in layers that skip neurons.
     gates: f64,
-    /// Per layer: bytes of keys and values per position, and the sliding window in positions, if
-    /// any.
+    /// Per cache of a layer: bytes of keys and values per position, and the sliding window or the
+    /// most selected positions, if any.
     positions: Vec<(f64, Option<usize>)>,
 }
 
@@ -68,8 +68,10 @@ impl Traffic {
             size(&by.table) / model.n_vocab().max(1) as f64 + size(&by.proj.w) + size(&by.norm)
         });
         let mut always = embedding + position + per_layer + model.output.as_ref().map_or(0.0, size);
-        always += size(&model.output_norm.w);
-        always += model.output_norm.bias.iter().chain(&model.output_bias).map(size).sum::<f64>();
+        let norm = model.output_norm.iter();
+        let norm = norm.flat_map(|norm| [&norm.w].into_iter().chain(&norm.bias));
+        always += norm.chain(&model.output_bias).map(size).sum::<f64>();
+        always += model.ngrams.as_ref().map_or(0.0, |by| by.bytes_per_token() as f64);
         let (mut blocks, mut gates) = (Vec::new(), 0.0);
         for (i, layer) in model.layers.iter().enumerate() {
             layer.frame.for_each(&mut |_, part| always += size(part));
@@ -97,12 +99,36 @@ impl Traffic {
             }
         }
         let value = |format: Format| format.block_bytes() as f64 / format.block_values() as f64;
-        let position = |sizes: AttentionSizes| {
-            let keys = sizes.n_k() as f64 * value(kv_formats.k);
-            (keys + sizes.n_v() as f64 * value(kv_formats.v), sizes.window.map(Window::size))
+        let position = |by: &Attention| {
+            let KvRows { k, v } = by.sizes.cached();
+            let keys = k as f64 * value(kv_formats.k);
+            let values = v.map_or(0.0, |v| v as f64 * value(kv_formats.v));
+            let selected = by.sparse.as_ref().map(Sparse::n_selected);
+            (keys + values, by.sizes.window.map(Window::size).or(selected))
+        };
+        // An indexer reads its keys of all positions, or of all blocks.
+        let index = |by: &Attention| {
+            let pool = by.sparse.as_ref().map_or(1, |sparse| sparse.pool);
+            let width = by.indexer().map(|indexer| indexer.d_head as f64 / pool as f64);
+            width.map(|width| (width * value(index_format(kv_formats.k)), None))
+        };
+        let compressed = |by: &Attention| {
+            let blocks = by.blocks()?;
+            let keys = by.sizes.cached().k as f64 * value(kv_formats.k);
+            let most = blocks.indexer.as_ref().map(|by| by.top_k * blocks.ratio);
+            Some((keys / blocks.ratio as f64, most))
+        };
+        // The keys of an indexer of blocks.
+        let scored = |by: &Attention| {
+            let blocks = by.blocks()?;
+            let width = blocks.indexer.as_ref()?.d_head as f64 / blocks.ratio as f64;
+            Some((width * value(index_format(kv_formats.k)), None))
         };
         let attention = model.layers.iter().filter_map(|layer| layer.attention());
-        let positions = attention.map(|by| position(by.sizes)).collect();
+        let positions = attention
+            .flat_map(|by| [Some(position(by)), index(by), compressed(by), scored(by)])
+            .flatten()
+            .collect();
         Traffic { always, blocks, gates, positions }
     }
 

@@ -17,7 +17,7 @@ pub enum Error {
         needed: usize,
     },
     /// A chunk whose second half is empty.
-    #[error("a context of {n_ctx} tokens leaves none to predict, expected at least 3")]
+    #[error("a context of {n_ctx} leaves no token to predict; it needs at least 3")]
     Context {
         /// Tokens of a chunk.
         n_ctx: usize,

@@ -195,7 +195,10 @@ fn add(matrix: &mut ImportanceMatrix, name: &str, squares: &[f32], counts: &[u64
     }
     let Some(sums) = matrix.entries.get_mut(name) else { return };
     sums.squares.iter_mut().zip(squares).for_each(|(sum, more)| *sum += more);
-    sums.counts.iter_mut().zip(counts).for_each(|(sum, more)| *sum += more);
+    // A file that the sums continue may state any number.
+    for (sum, more) in sums.counts.iter_mut().zip(counts) {
+        *sum = sum.saturating_add(*more);
+    }
 }
 
 /// Checks that an importance matrix from a file belongs to `model`, so that sums can be added.

@@ -3,8 +3,11 @@
 
 use std::collections::HashSet;
 
-use hal::op::{Attention, Down, ExpertRanges, Gather, MatMul, Predict, SparseFfn, StoreKv};
-use hal::{Batch, BatchShape, KV_BLOCK, KvCache, Layout, Op, OpDesc, RowSet, Rows, TensorDesc};
+use hal::op::{
+    Attention, CompressKeys, Down, ExpertRanges, Gather, LightningIndexer, ListBlocks, MatMul,
+    Predict, SparseFfn, StoreKv,
+};
+use hal::{Batch, BatchShape, KV_BLOCK, KvRows, Layout, Op, OpDesc, RowSet, Rows, TensorDesc};
 
 /// Rows of a matrix or table.
 const ROWS: usize = 256;
@@ -62,7 +65,8 @@ fn n_together(ops: &[OpDesc]) -> usize {
         [Op::Rope(_), Op::Rope(_), Op::StoreKv(_), ..] => 3,
         [Op::Add(_), Op::Norm(_), Op::MatMul(_) | Op::SparseFfn(_), ..] => 3,
         [Op::Add(_), Op::Norm(_), ..]
-        | [Op::Norm(_) | Op::Attention(_), Op::MatMul(_) | Op::SparseFfn(_), ..] => 2,
+        | [Op::Norm(_) | Op::Attention(_), Op::MatMul(_) | Op::SparseFfn(_), ..]
+        | [Op::Attention(_), Op::HeadMatMul(_), ..] => 2,
         [Op::MatMul(first), rest @ ..] if first.x.n_rows == 1 => {
             1 + rest.iter().take(2).take_while(|next| is_product_of_same_x(first, next)).count()
         }
@@ -96,9 +100,22 @@ fn few_rows(op: OpDesc) -> Option<OpDesc> {
             set_cols(&mut op.bias, op.w.n_rows);
             op.into()
         }
+        Op::HeadMatMul(mut op) => {
+            // Every head keeps some of its rows.
+            let n_out = op.n_out().min(ROWS / op.n_head).max(1);
+            op.w.n_rows = n_out * op.n_head;
+            op.into()
+        }
         Op::Gather(op) => gather(op).into(),
         Op::StoreKv(op) => store_kv(op).into(),
         Op::Attention(op) => attention(op).into(),
+        Op::LightningIndexer(op) => lightning_indexer(op).into(),
+        Op::PoolKeys(mut op) => {
+            few_positions(&mut op.batch, &mut op.cache);
+            op.into()
+        }
+        Op::CompressKeys(op) => compress_keys(op).into(),
+        Op::ListBlocks(op) => list_blocks(op).into(),
         Op::SparseFfn(op) => sparse_ffn(op).into(),
         Op::Predict(op) => predict(op).into(),
         Op::ScaleByPosition(mut op) => {
@@ -134,6 +151,9 @@ fn few_rows(op: OpDesc) -> Option<OpDesc> {
         | Op::Add(_)
         | Op::Mul(_)
         | Op::SoftCap(_)
+        | Op::HyperWeights(_)
+        | Op::HyperRead(_)
+        | Op::HyperWrite(_)
         | Op::Route(_)) => op,
     })
 }
@@ -157,10 +177,10 @@ fn few_states(batch: &mut Batch<TensorDesc>, state: &mut TensorDesc) {
     state.n_rows = state.n_rows.min(SEQUENCES);
 }
 
-fn few_positions(batch: &mut Batch<TensorDesc>, cache: &mut KvCache<TensorDesc>) {
+fn few_positions(batch: &mut Batch<TensorDesc>, cache: &mut KvRows<TensorDesc>) {
     few_blocks(batch);
     let n_rows = cache.k.n_rows.min(SEQUENCES * SEQUENCE_BLOCKS * KV_BLOCK);
-    (cache.k.n_rows, cache.v.n_rows) = (n_rows, n_rows);
+    [&mut cache.k].into_iter().chain(&mut cache.v).for_each(|half| half.n_rows = n_rows);
 }
 
 fn gather(mut op: Gather<TensorDesc>) -> Gather<TensorDesc> {
@@ -172,6 +192,30 @@ fn gather(mut op: Gather<TensorDesc>) -> Gather<TensorDesc> {
 
 fn store_kv(mut op: StoreKv<TensorDesc>) -> StoreKv<TensorDesc> {
     few_positions(&mut op.batch, &mut op.cache);
+    op
+}
+
+/// A cache with as many rows as a cache of positions: no block of the step is then beyond its end.
+fn rows_of_positions(cache: &mut KvRows<TensorDesc>) {
+    cache.k.n_rows = SEQUENCES * SEQUENCE_BLOCKS * KV_BLOCK;
+}
+
+fn compress_keys(mut op: CompressKeys<TensorDesc>) -> CompressKeys<TensorDesc> {
+    few_states(&mut op.batch, &mut op.state);
+    rows_of_positions(&mut op.cache);
+    op
+}
+
+fn list_blocks(mut op: ListBlocks<TensorDesc>) -> ListBlocks<TensorDesc> {
+    few_blocks(&mut op.batch);
+    op
+}
+
+fn lightning_indexer(mut op: LightningIndexer<TensorDesc>) -> LightningIndexer<TensorDesc> {
+    few_positions(&mut op.batch, &mut op.cache);
+    if op.list.is_some() {
+        rows_of_positions(&mut op.cache);
+    }
     op
 }
 

@@ -140,6 +140,10 @@ fn values(op: &OpDesc, name: &str, desc: TensorDesc, random: &mut Random) -> Vec
             let frequency = |i: usize| 1e4_f32.powf(-(i as f32) / n_cols as f32);
             return floats((0..n_cols).map(frequency));
         }
+        // The first positions, whatever a token's own is.
+        (Op::Attention(_), "selected") => {
+            return words((0..n_rows).flat_map(|_| 0..n_cols as u32));
+        }
         (Op::Predict(op), "slots") => {
             let slot = |i: u32| match &op.absent {
                 Some(_) if i % 2 == 1 => Slot::Absent(i / 2),
@@ -147,6 +151,9 @@ fn values(op: &OpDesc, name: &str, desc: TensorDesc, random: &mut Random) -> Vec
                 None => Slot::Resident(i),
             };
             return words((0..n_cols as u32).map(|i| slot(i).encode()));
+        }
+        (Op::Route(op), "chosen") => {
+            return floats((0..n_rows).flat_map(|_| 0..op.n_used).map(|expert| expert as f32));
         }
         (Op::Route(op), "groups") => {
             return floats((0..n_cols).map(|i| (i * op.n_groups[0] / n_cols) as f32));
@@ -162,6 +169,10 @@ fn values(op: &OpDesc, name: &str, desc: TensorDesc, random: &mut Random) -> Vec
             }
         }
         (Op::SparseFfn(_), "threshold") => all.iter_mut().for_each(|v| *v = 0.1 * v.abs()),
+        // The rates of a bounded decay are positive.
+        (Op::GatedDelta(op), "a") if op.curve.bound() < 0.0 => {
+            all.iter_mut().for_each(|v| *v = 0.1 + v.abs());
+        }
         // Decay rates, without which a state grows.
         (Op::GatedDelta(_) | Op::SsmScan(_), "a") => {
             all.iter_mut().for_each(|v| *v = -0.1 - v.abs());
@@ -209,6 +220,10 @@ fn batch_shape(op: &OpDesc) -> Option<BatchShape> {
         Op::Rope(op) => Some(op.batch.shape),
         Op::StoreKv(op) => Some(op.batch.shape),
         Op::Attention(op) => Some(op.batch.shape),
+        Op::PoolKeys(op) => Some(op.batch.shape),
+        Op::CompressKeys(op) => Some(op.batch.shape),
+        Op::ListBlocks(op) => Some(op.batch.shape),
+        Op::LightningIndexer(op) => Some(op.batch.shape),
         Op::ShortConv(op) => Some(op.batch.shape),
         Op::GatedDelta(op) => Some(op.batch.shape),
         Op::SsmScan(op) => Some(op.batch.shape),
@@ -216,7 +231,9 @@ fn batch_shape(op: &OpDesc) -> Option<BatchShape> {
         Op::Wkv7(op) => Some(op.batch.shape),
         Op::Post(op) => Some(op.batch.shape),
         Op::Merge(op) => Some(op.batch.shape),
-        Op::Norm(_) | Op::MatMul(_) | Op::CopyHeads(_) | Op::Add(_) | Op::Mul(_) => None,
+        Op::Norm(_) | Op::MatMul(_) | Op::HeadMatMul(_) | Op::CopyHeads(_) => None,
+        Op::Add(_) | Op::Mul(_) => None,
+        Op::HyperWeights(_) | Op::HyperRead(_) | Op::HyperWrite(_) => None,
         Op::SoftCap(_) | Op::SparseFfn(_) | Op::Predict(_) | Op::Route(_) => None,
     }
 }

@@ -203,7 +203,13 @@ fn outputs(
             continue;
         }
         let mut values = vec![0.0; desc.n_rows * desc.n_cols];
-        desc.format.dequantize(&bytes, &mut values);
+        if desc.format == Format::U32 {
+            for (value, word) in values.iter_mut().zip(bytes.chunks_exact(4)) {
+                *value = u32::from_le_bytes([word[0], word[1], word[2], word[3]]) as f32;
+            }
+        } else {
+            desc.format.dequantize(&bytes, &mut values);
+        }
         let coarse = desc.format.quants().is_some() || ["active", "hits"].contains(name);
         let tolerance = if coarse { COARSE_TOLERANCE } else { tolerance };
         outputs.push(Output { name, values, tolerance });

@@ -1,7 +1,7 @@
 //! DeepSeek: the first layers are dense, the others have experts and a shared expert. From version
-//! 2 on with latent attention.
+//! 2 on with latent attention. From version 3.2 on, attention is sparse.
 
-use hal::op::Scoring;
+use hal::op::{Pairing, Scoring};
 
 use super::llama::LLAMA;
 use crate::{
@@ -30,6 +30,22 @@ pub(super) const DEEPSEEK2: ArchSpec = ArchSpec {
         ..LLAMA.routing
     },
     ..DEEPSEEK
+};
+
+pub(super) const DEEPSEEK32: ArchSpec = ArchSpec {
+    name: "deepseek32",
+    models: "DeepSeek V3.2",
+    mixer: |layer| layer.sparse(layer.attention()?, Pairing::Halves, true),
+    temperature: TemperatureKeys::None,
+    ..DEEPSEEK2
+};
+
+pub(super) const GLM_DSA: ArchSpec = ArchSpec {
+    name: "glm-dsa",
+    models: "GLM-5, 5.1 and 5.2",
+    mixer: |layer| layer.sparse(layer.attention()?, Pairing::Adjacent, layer.has_indexer()?),
+    routing: Routing { scoring: Scoring::Sigmoid, ..DEEPSEEK2.routing },
+    ..DEEPSEEK32
 };
 
 /// Reads latent attention. Files without the scoring of GLM-4.7-Flash are rejected.

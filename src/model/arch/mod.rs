@@ -10,6 +10,7 @@ mod bert;
 mod cohere;
 mod dbrx;
 mod deepseek;
+mod deepseek4;
 mod encoder;
 mod ernie;
 mod exaone;
@@ -23,7 +24,10 @@ mod gpt;
 mod gpt_oss;
 mod granite;
 mod grok;
+mod grovemoe;
+mod hrm;
 mod hunyuan;
+mod kda;
 mod lfm2;
 mod llama;
 mod llama4;
@@ -42,12 +46,14 @@ mod phi3;
 mod plamo;
 mod qwen;
 mod qwen35;
+mod qwen4exp;
 mod relu2;
 mod rwkv6;
 mod rwkv7;
 mod sections;
 mod smallthinker;
 mod stablelm;
+mod talkie;
 
 use super::ArchSpec;
 
@@ -72,6 +78,11 @@ pub const ALL: &[ArchSpec] = &[
     qwen35::QWEN3NEXT,
     qwen35::QWEN35,
     qwen35::QWEN35MOE,
+    qwen4exp::QWEN4EXP,
+    kda::KIMI_LINEAR,
+    kda::KIMI_K3,
+    kda::BAILINGMOE3,
+    kda::GLM5_NEXT,
     lfm2::LFM2,
     lfm2::LFM2MOE,
     mamba::MAMBA,
@@ -106,6 +117,9 @@ pub const ALL: &[ArchSpec] = &[
     arctic::ARCTIC,
     deepseek::DEEPSEEK,
     deepseek::DEEPSEEK2,
+    deepseek::DEEPSEEK32,
+    deepseek::GLM_DSA,
+    deepseek4::DEEPSEEK4,
     mistral::MISTRAL3,
     mistral::MISTRAL4,
     moe::MINIMAX_M2,
@@ -147,8 +161,11 @@ pub const ALL: &[ArchSpec] = &[
     llama_like::NANBEIGE,
     llama_like::OPENELM,
     llama_like::COGVLM,
+    talkie::TALKIE,
+    hrm::HRM_TEXT,
     mellum::MELLUM,
     grok::GROK,
+    grovemoe::GROVEMOE,
     muse::MUSE_GLIMMER,
     minicpm::MINICPM,
     minicpm::MINICPM3,

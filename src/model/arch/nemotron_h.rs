@@ -21,7 +21,7 @@ pub(super) const NEMOTRON_H: ArchSpec = ArchSpec {
 /// With experts and a shared expert in the feed-forward layers.
 pub(super) const NEMOTRON_H_MOE: ArchSpec = ArchSpec {
     name: "nemotron_h_moe",
-    models: "Nemotron 3 Nano 30B-A3B (squared ReLU)",
+    models: "Nemotron 3 Nano 30B-A3B, Nemotron 3 Super 120B-A12B (squared ReLU)",
     routing: Routing {
         scoring: Scoring::Sigmoid,
         renormalise: false,

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use hal::op::{HeadMapping, Pairing};
+use hal::op::{DecayCurve, GateActivation, HeadMapping, Pairing};
 
 use super::llama::LLAMA;
 use super::sections::interleaved;
@@ -40,7 +40,7 @@ pub(super) const QWEN3NEXT: ArchSpec = ArchSpec {
 /// Default distance between layers with attention, in layers.
 const ATTENTION_INTERVAL: usize = 4;
 
-fn mixer(layer: &LayerReader<'_>) -> Result<Mixer, Error> {
+pub(super) fn mixer(layer: &LayerReader<'_>) -> Result<Mixer, Error> {
     if is_recurrent(layer)? {
         let (sizes, kernel_size) = sizes(layer, HeadMapping::Modulo)?;
         let inputs = separate_inputs(layer, &sizes)?;
@@ -100,7 +100,10 @@ struct Inputs {
 }
 
 /// Reads queries, keys and values from one matrix (`attn_qkv`).
-fn joint_qkv(layer: &LayerReader<'_>, sizes: &GatedDeltaSizes) -> Result<[Affine; 3], Error> {
+pub(super) fn joint_qkv(
+    layer: &LayerReader<'_>,
+    sizes: &GatedDeltaSizes,
+) -> Result<[Affine; 3], Error> {
     let [q, k, v] = ranges(sizes);
     let all = v.end;
     let part = |range| layer.affine_rows("attn_qkv", all, layer.n_embd(), range);
@@ -182,11 +185,15 @@ fn gated_delta(
         k_conv: k_conv?,
         v_conv: v_conv?,
         unit: layer.constant((sizes.d_k as f32).sqrt().recip(), sizes.d_k),
+        curve: DecayCurve::Softplus,
+        gate: GateActivation::Silu,
+        alpha_in: None,
         alpha,
         beta,
         dt_bias: vector("ssm_dt.bias")?,
         a: vector("ssm_a")?,
         norm: layer.norm("ssm_norm", sizes.d_v)?,
+        z_in: None,
         z,
         out: layer.affine("ssm_out", layer.n_embd(), sizes.n_v())?,
         sizes,

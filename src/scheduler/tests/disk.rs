@@ -122,3 +122,46 @@ fn the_size_of_the_folder_is_bounded() {
     assert_eq!(tiny.status().n_disk_files, 0);
     assert_eq!(run(&tiny, request(&tokens(100, 7), 4)).report().n_cached, 0);
 }
+
+#[test]
+#[cfg(unix)]
+fn a_pipe_with_the_name_of_a_file_is_skipped() {
+    let folder = tempfile::tempdir().unwrap();
+    let pipe = folder.path().join("sequence-0123456789abcdef.kv");
+    let made = std::process::Command::new("mkfifo").arg(&pipe).status();
+    if !made.is_ok_and(|status| status.success()) {
+        println!("skipped: this system has no mkfifo");
+        return;
+    }
+    let seen: Arc<Mutex<Vec<Notice>>> = Arc::default();
+    let observer = {
+        let seen = Arc::clone(&seen);
+        Arc::new(move |notice: &Notice| seen.lock().unwrap().push(notice.clone()))
+    };
+    let options = SchedulerOptions { observer, ..options(folder.path(), 1 << 30) };
+    run(&scheduler(256, 1, options), request(&tokens(100, 1), 4));
+    let skipped = |notice: &Notice| {
+        matches!(notice, Notice::FileSkipped { file, reason }
+            if *file == pipe && reason.contains("not a regular file"))
+    };
+    assert!(seen.lock().unwrap().iter().any(skipped), "{seen:?}");
+}
+
+#[test]
+fn leftovers_of_killed_processes_are_removed() {
+    let folder = tempfile::tempdir().unwrap();
+    let old = std::time::SystemTime::now() - Duration::from_secs(3600);
+    let write = |name: &str| {
+        let path = folder.path().join(name);
+        fs::write(&path, "half").unwrap();
+        let file = fs::File::options().append(true).open(&path).unwrap();
+        file.set_modified(old).unwrap();
+    };
+    let others = ["4000000000-1.notes.kv.part", "sequence.part"];
+    others.into_iter().for_each(&write);
+    write("4000000000-1.sequence-0123456789abcdef.kv.part");
+    let scheduler = scheduler(256, 1, options(folder.path(), 1 << 30));
+    let left = files(folder.path());
+    assert_eq!(left, others.map(|name| folder.path().join(name)));
+    drop(scheduler);
+}

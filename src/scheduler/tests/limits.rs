@@ -48,7 +48,7 @@ fn free_slots_take_more_requests_than_the_queue() {
     for _ in 0..3 {
         // Submit requests faster than the thread takes them.
         let burst: Vec<_> =
-            (0..5).map(|i| scheduler.submit(request(&tokens(20, i), 40)).unwrap()).collect();
+            (0..5).map(|i| scheduler.submit(request(&tokens(20, i), 400)).unwrap()).collect();
         let full = scheduler.submit(request(&tokens(20, 9), 3)).unwrap_err();
         assert_eq!(full, SubmitError::QueueFull { n_queued: 1 });
         for generation in &burst {
@@ -111,7 +111,7 @@ fn a_request_larger_than_the_free_blocks_waits() {
 fn a_deadline_also_ends_a_waiting_generation() {
     let scheduler = scheduler(4096, 1, SchedulerOptions::default());
     let after = |ms| Some(Instant::now() + Duration::from_millis(ms));
-    let running = Request { deadline: after(150), ..request(&tokens(5, 1), 4000) };
+    let running = Request { deadline: after(2000), ..request(&tokens(5, 1), 4000) };
     let running = scheduler.submit(running).unwrap();
     let waiting = Request { deadline: after(20), ..request(&tokens(5, 2), 4000) };
     let waiting = answer(&scheduler.submit(waiting).unwrap());
@@ -123,11 +123,11 @@ fn a_deadline_also_ends_a_waiting_generation() {
 #[test]
 fn shutting_down_lets_running_generations_end() {
     let scheduler = scheduler(512, 1, SchedulerOptions::default());
-    let running = scheduler.submit(request(&tokens(5, 1), 100)).unwrap();
-    let waiting = scheduler.submit(request(&tokens(5, 2), 100)).unwrap();
+    let running = scheduler.submit(request(&tokens(5, 1), 400)).unwrap();
+    let waiting = scheduler.submit(request(&tokens(5, 2), 400)).unwrap();
     wait_until(&scheduler, "running", |status| status.slots[0].phase == SlotPhase::Decode);
     scheduler.shutdown(Duration::from_secs(60));
-    assert_eq!(answer(&running).tokens.len(), 100);
+    assert_eq!(answer(&running).tokens.len(), 400);
     assert!(answer(&waiting).failed.unwrap().contains("shutting down"));
     assert!(scheduler.status().shutting_down && scheduler.status().healthy);
 

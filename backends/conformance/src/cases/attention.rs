@@ -97,7 +97,7 @@ fn store(rig: &mut Rig, formats: KvCache<Format>, n_cols: usize) -> Result<()> {
     let widths = KvCache { k: n_cols, v: n_values };
     let cache = rig.filled_cache(&facts, n_blocks, widths, formats)?;
     let (k, v) = (rig.input(max_tokens, n_cols)?, rig.input(max_tokens, n_values)?);
-    rig.run([StoreKv { k, v, batch, cache: cache.clone() }.into()])?;
+    rig.run([StoreKv { k, v: Some(v), batch, cache: cache.clone().into() }.into()])?;
     rig.watch_bits("k", &cache.k)?;
     rig.watch_bits("v", &cache.v)
 }
@@ -282,10 +282,11 @@ fn independent_tokens(rig: &mut Rig, formats: KvCache<Format>) -> Result<()> {
         let y = rig.output(n, n_cols)?;
         let op = Attention {
             q,
-            cache: cache.clone(),
+            cache: cache.clone().into(),
             batch,
             slopes: None,
             sinks: None,
+            selected: None,
             y: y.clone(),
             n_head,
             n_head_kv,
@@ -325,10 +326,11 @@ fn attention(rig: &mut Rig, formats: KvCache<Format>, shape: &Shape) -> Result<(
     let y = rig.output(max_tokens, shape.n_head * d_value)?;
     let op = Attention {
         q,
-        cache,
+        cache: cache.into(),
         batch,
         slopes,
         sinks,
+        selected: None,
         y: y.clone(),
         n_head: shape.n_head,
         n_head_kv: shape.n_head_kv,

@@ -12,12 +12,13 @@ use crate::Case;
 use crate::rig::Rig;
 use crate::weights::weight_formats;
 
-const GATE_ACTIVATIONS: [GateActivation; 5] = [
+const GATE_ACTIVATIONS: [GateActivation; 6] = [
     GateActivation::None,
     GateActivation::Sigmoid,
     GateActivation::Silu,
     GateActivation::Softplus,
     GateActivation::Gelu,
+    GateActivation::SigmoidOfRoot,
 ];
 
 pub(super) fn cases() -> Vec<Case> {

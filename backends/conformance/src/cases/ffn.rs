@@ -57,6 +57,8 @@ pub(super) struct Spec {
     pub(super) biases: bool,
     pub(super) experts: Option<Experts>,
     pub(super) accumulate: bool,
+    /// Whether the op counts the hits of rows, which it can for up to 16 tokens.
+    pub(super) hits: bool,
     /// All matrices have rows of [`WIDEST`] values.
     pub(super) widest: bool,
 }
@@ -76,6 +78,7 @@ impl Spec {
             biases: false,
             experts: None,
             accumulate: false,
+            hits: true,
             widest: false,
         }
     }
@@ -127,6 +130,13 @@ pub(super) fn cases() -> Vec<Case> {
             for n_tokens in [1, 17] {
                 let name = format!("SparseFfn/{format}/{layout:?}/widest/t{n_tokens}");
                 cases.push(Spec { n_tokens, widest: true, ..spec }.case(name));
+            }
+            // Kernels may do more at once if no hits are counted.
+            for n_tokens in [1, 3, 7] {
+                let (biases, accumulate) = (n_tokens == 3, n_tokens == 7);
+                let name = format!("SparseFfn/{format}/{layout:?}/uncounted/t{n_tokens}");
+                let uncounted = Spec { n_tokens, biases, accumulate, hits: false, ..spec };
+                cases.push(uncounted.case(name));
             }
             if layout == DownLayout::Across {
                 continue;
@@ -218,7 +228,7 @@ pub(super) fn build(rig: &mut Rig, spec: &Spec) -> Result<SparseFfn<Tensor>> {
     };
     // `hits` may have more columns than the block has rows, since one tensor may serve blocks of
     // different sizes.
-    let hits = if n_tokens <= MAX_COUNTED_TOKENS {
+    let hits = if spec.hits && n_tokens <= MAX_COUNTED_TOKENS {
         Some(rig.output_from(1, n_rows + 3, &vec![5.0; n_rows + 3])?)
     } else {
         None

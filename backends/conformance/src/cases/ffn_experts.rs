@@ -102,6 +102,10 @@ pub(super) fn cases() -> Vec<Case> {
                 let name = format!("SparseFfn/{format}/{layout:?}/experts/t{n_tokens}");
                 cases.push(Spec { n_tokens, ..silu }.case(name));
             }
+            for n_tokens in [1, 6] {
+                let name = format!("SparseFfn/{format}/{layout:?}/experts-uncounted/t{n_tokens}");
+                cases.push(Spec { n_tokens, hits: false, ..silu }.case(name));
+            }
         }
         let body = move |rig: &mut Rig| independent_tokens(rig, format, DownLayout::Across);
         cases.push(Case::new(format!("SparseFfn/{format}/alone/experts"), body));

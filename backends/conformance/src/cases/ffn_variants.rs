@@ -7,7 +7,7 @@ use super::ffn::{DOWN_LAYOUTS, DownLayout, ListedRows, Spec};
 use super::ffn_experts::Experts;
 use crate::Case;
 
-const ACTIVATIONS: [(&str, Activation); 9] = [
+const ACTIVATIONS: [(&str, Activation); 11] = [
     ("relu", Activation::Relu),
     ("relu2", Activation::Relu2),
     ("silu", Activation::Silu),
@@ -17,6 +17,8 @@ const ACTIVATIONS: [(&str, Activation); 9] = [
     ("swiglu-clamped", Activation::SwigluClamped { limit: 0.6 }),
     ("silu-clamped", Activation::SiluClamped { limit: 0.3 }),
     ("xielu", Activation::XIelu { positive: 0.9, negative: 1.3, slope: 0.5 }),
+    ("situ", Activation::Situ { beta: 0.7, cap: 0.4 }),
+    ("situ-gate-alone", Activation::Situ { beta: 4.0, cap: 0.0 }),
 ];
 
 const SKIPS: [(&str, Skip); 4] = [
@@ -68,6 +70,12 @@ pub(super) fn cases() -> Vec<Case> {
             activation: Activation::Silu,
             ..Spec::new(format, layout)
         });
+        each_layout(&mut cases, &format!("SparseFfn/{format}/groups/per-row"), &|layout| Spec {
+            experts: Some(Experts::mixed(5, 2, 9)),
+            skip: Skip::BelowPerRow,
+            activation: Activation::Silu,
+            ..Spec::new(format, layout)
+        });
         each_layout(&mut cases, &format!("SparseFfn/{format}/groups/one-token"), &|layout| Spec {
             experts: Some(Experts::mixed(67, 40, 1)),
             n_tokens: 1,
@@ -109,7 +117,7 @@ fn each_layout(cases: &mut Vec<Case>, name: &str, spec: &dyn Fn(DownLayout) -> S
 /// Only exactly sparse activations may skip non-positive values, and clamped activations need a
 /// gate.
 fn is_valid(activation: Activation, kind: FfnKind, skip: Skip) -> bool {
-    let clamps = activation.up_limit().is_some();
+    let clamps = activation.up_limit().is_some() || activation.up_cap().is_some();
     (skip != Skip::NotPositive || activation.is_exactly_sparse())
         && (!clamps || kind == FfnKind::Gated)
 }

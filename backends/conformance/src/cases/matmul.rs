@@ -1,7 +1,7 @@
 //! Cases of MatMul, and of importing matrices, checked by multiplying with them.
 
 use hal::format::Format;
-use hal::op::MatMul;
+use hal::op::{HeadMatMul, MatMul};
 use hal::{PackDesc, Result, Select, Tensor};
 
 use super::{WIDEST, widths};
@@ -36,6 +36,12 @@ pub(super) fn cases() -> Vec<Case> {
         cases.push(Case::new(format!("MatMul/{format}/zeros"), move |rig| run_zeros(rig, format)));
         let body = move |rig: &mut Rig| independent_tokens(rig, format);
         cases.push(Case::new(format!("MatMul/{format}/alone"), body));
+        for n_tokens in [1, 3, 11, 16, 40] {
+            let body = move |rig: &mut Rig| run_heads(rig, format, n_tokens);
+            cases.push(Case::new(format!("HeadMatMul/{format}/t{n_tokens}"), body));
+        }
+        let body = move |rig: &mut Rig| independent_heads(rig, format);
+        cases.push(Case::new(format!("HeadMatMul/{format}/alone"), body));
         for origin in [Origin::Mapped, Origin::Paged] {
             let name = format!("Import/{format}/{origin:?}").to_lowercase();
             cases.push(Case::new(name, move |rig| run_packs(rig, format, origin)));
@@ -104,6 +110,45 @@ fn independent_tokens(rig: &mut Rig, format: Format) -> Result<()> {
             let one = rig.read(&y1)?;
             rig.same_bits(&format!("token {t} of {n}"), &whole[t * 67..][..67], &one);
         }
+    }
+    Ok(())
+}
+
+/// The heads of a case: their number, the values of a head of x that are multiplied, and all of them.
+fn heads(format: Format) -> [usize; 3] {
+    let n_in = widths(format)[1].next_multiple_of(4);
+    [3, n_in, n_in + 64]
+}
+
+/// A matrix per head. Values of y that no head writes keep their contents.
+fn run_heads(rig: &mut Rig, format: Format, n: usize) -> Result<()> {
+    let ([n_head, n_in, x_step], n_out, y_step) = (heads(format), 45, 52);
+    let w = rig.weight(n_head * n_out, n_in, format)?;
+    let x = rig.input(n, n_head * x_step)?;
+    let before = rig.rng.floats(n * n_head * y_step);
+    let y = rig.output_from(n, n_head * y_step, &before)?;
+    rig.run([HeadMatMul { w, x, y: y.clone(), n_head }.into()])?;
+    rig.watch("y", &y)
+}
+
+/// In steps of up to 16 tokens, a token's values do not depend on the other tokens.
+fn independent_heads(rig: &mut Rig, format: Format) -> Result<()> {
+    let ([n_head, n_in, x_step], n_out, n) = (heads(format), 33, 13);
+    let (n_x, n_y) = (n_head * x_step, n_head * n_out);
+    let w = rig.weight(n_y, n_in, format)?;
+    let values = rig.rng.floats(n * n_x);
+    let x = rig.tensor(n, n_x, &values)?;
+    let y = rig.output(n, n_y)?;
+    rig.run([HeadMatMul { w: w.clone(), x, y: y.clone(), n_head }.into()])?;
+    let whole = rig.read(&y)?;
+    rig.watch("y", &y)?;
+    let (x, y) = (rig.input(1, n_x)?, rig.output(1, n_y)?);
+    let program = rig.program([HeadMatMul { w, x: x.clone(), y: y.clone(), n_head }.into()])?;
+    for t in 0..n {
+        rig.queue.write(&x, &f32_bytes(&values[t * n_x..][..n_x]))?;
+        rig.queue.replay(&program)?.wait()?;
+        let one = rig.read(&y)?;
+        rig.same_bits(&format!("token {t} of {n}"), &whole[t * n_y..][..n_y], &one);
     }
     Ok(())
 }

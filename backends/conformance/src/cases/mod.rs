@@ -1,15 +1,20 @@
 //! The cases, one file per op family.
 
 mod attention;
+mod compress;
 mod elementwise;
 mod ffn;
 mod ffn_experts;
 mod ffn_packs;
 mod ffn_variants;
 mod handoff;
+mod hyper;
+mod indexer;
+mod latent;
 mod matmul;
 mod memory;
 mod neighbours;
+mod pool_keys;
 mod predict;
 mod program;
 mod recurrent;
@@ -25,6 +30,11 @@ pub(crate) fn all() -> Vec<Case> {
         elementwise::cases(),
         matmul::cases(),
         attention::cases(),
+        latent::cases(),
+        pool_keys::cases(),
+        indexer::cases(),
+        compress::cases(),
+        hyper::cases(),
         ffn::cases(),
         ffn_variants::cases(),
         ffn_experts::cases(),

@@ -2,11 +2,14 @@
 //! device may fuse neighbouring ops or reuse intermediate results.
 
 use hal::format::Format;
-use hal::op::{Add, Attention, MatMul, Norm, NormKind, Pairing, Rope, StoreKv};
+use hal::op::{
+    Add, Attention, MatMul, Norm, NormKind, Pairing, Rope, Route, Scoring, SparseFfn, StoreKv,
+};
 use hal::{Batch, BatchShape, KvCache, Op, Operand, Result, Tensor};
 
 use super::WIDEST;
 use super::ffn::{DownLayout, Spec, build};
+use super::ffn_experts::Experts;
 use super::program::resize_block;
 use crate::Case;
 use crate::rig::{Rig, f32_bytes};
@@ -37,17 +40,82 @@ pub(super) fn cases() -> Vec<Case> {
             });
         }
     }
+    for format in [Format::F16, Format::Q4_0, Format::Q4_K] {
+        for router in [Format::F32, Format::Q8_0] {
+            for n_tokens in [1, 3, 20] {
+                let name = format!("Program/experts/{format}+{router}/t{n_tokens}");
+                let body = move |rig: &mut Rig| routed(rig, format, router, n_tokens);
+                cases.push(Case::new(name, body).with_tolerance(2e-3, rounded));
+            }
+        }
+    }
     cases
 }
 
+/// A norm, a router and its experts, which both read the norm's result.
+fn routed(rig: &mut Rig, format: Format, router: Format, n: usize) -> Result<()> {
+    let (n_expert, n_embd) = (6, WIDEST);
+    let mut values = Values::default();
+    let mut value = |rig: &mut Rig, name, cols| values.add(rig, name, n, cols);
+    let [before, x] = [value(rig, "before", n_embd)?, value(rig, "x", n_embd)?];
+    let normed = value(rig, "normed", n_embd)?;
+    let weights = value(rig, "weights of the experts", n_expert)?;
+    let spec = Spec {
+        n_tokens: n,
+        widest: true,
+        hits: n == 3,
+        experts: Some(Experts::mixed(n_expert, 2, 64)),
+        ..Spec::new(format, DownLayout::Across)
+    };
+    let y = value(rig, "y", spec.n_out())?;
+    let (weight, kind) = (Some(rig.input(1, n_embd)?), NormKind::Rms);
+    let norm = Norm {
+        x: x.clone(),
+        weight,
+        bias: None,
+        y: normed.clone(),
+        kind,
+        eps: 1e-5,
+        width: n_embd,
+    };
+    let route = Route {
+        w: rig.weight(n_expert, n_embd, router)?,
+        bias: None,
+        selection: None,
+        groups: None,
+        chosen: None,
+        x: normed.clone(),
+        weights: weights.clone(),
+        n_used: 2,
+        n_per_chunk: 1,
+        n_groups: [1, 1],
+        scoring: Scoring::Softmax,
+        renormalise: true,
+        scale: 1.0,
+    };
+    let experts = build(rig, &spec)?;
+    let experts = SparseFfn { x: normed, y, expert_weights: Some(weights), ..experts };
+    let hits = experts.hits.clone();
+    let ops = vec![Add { a: before, x }.into(), norm.into(), route.into(), experts.into()];
+    compare(rig, ops, &values)?;
+    // Counted in both runs.
+    hits.map_or(Ok(()), |hits| rig.watch("hits", &hits))
+}
+
 /// Tensors of a layer, with their initial values.
-struct Values {
-    n_embd: usize,
+#[derive(Default)]
+pub(super) struct Values {
     tensors: Vec<(&'static str, Tensor, Vec<f32>)>,
 }
 
 impl Values {
-    fn add(&mut self, rig: &mut Rig, name: &'static str, n: usize, cols: usize) -> Result<Tensor> {
+    pub(super) fn add(
+        &mut self,
+        rig: &mut Rig,
+        name: &'static str,
+        n: usize,
+        cols: usize,
+    ) -> Result<Tensor> {
         let values = rig.rng.floats(n * cols);
         let tensor = rig.output_from(n, cols, &values)?;
         self.tensors.push((name, tensor.clone(), values));
@@ -72,8 +140,13 @@ fn neighbours(rig: &mut Rig, format: Format, kv: Format, [n_embd, n]: [usize; 2]
     let facts = rig.facts(&[(n + 40, n)], 4);
     let batch = rig.batch(shape, &facts, 4, 1 << 20)?;
     let cache = rig.filled_cache(&facts, 4, KvCache::both(D_HEAD), KvCache::both(kv))?;
-    let mut values = Values { n_embd, tensors: Vec::new() };
-    let ops = layer(rig, format, &batch, &cache, n, &mut values)?;
+    let mut values = Values::default();
+    let ops = layer(rig, format, (&batch, &cache), [n_embd, n], &mut values)?;
+    compare(rig, ops, &values)
+}
+
+/// Runs `ops`, which write `values`, in one program and in separate programs.
+pub(super) fn compare(rig: &mut Rig, ops: Vec<Op>, values: &Values) -> Result<()> {
     rig.run(ops.clone())?;
     let together = values.read(rig)?;
     for ((name, tensor, _), _) in values.tensors.iter().zip(&together) {
@@ -94,12 +167,10 @@ fn neighbours(rig: &mut Rig, format: Format, kv: Format, [n_embd, n]: [usize; 2]
 fn layer(
     rig: &mut Rig,
     format: Format,
-    batch: &Batch<Tensor>,
-    cache: &KvCache<Tensor>,
-    n: usize,
+    (batch, cache): (&Batch<Tensor>, &KvCache<Tensor>),
+    [n_embd, n]: [usize; 2],
     values: &mut Values,
 ) -> Result<Vec<Op>> {
-    let n_embd = values.n_embd;
     let n_head = n_embd / D_HEAD;
     let mut value = |rig: &mut Rig, name, cols| values.add(rig, name, n, cols);
     let [before, x] = [value(rig, "before", n_embd)?, value(rig, "x", n_embd)?];
@@ -132,13 +203,15 @@ fn layer(
         ops.push(MatMul { w, x, bias: Some(bias), y }.into());
     }
     ops.extend([rope(&q), rope(&k)]);
-    ops.push(StoreKv { k, v, batch: batch.clone(), cache: cache.clone() }.into());
+    let stored = StoreKv { k, v: Some(v), batch: batch.clone(), cache: cache.clone().into() };
+    ops.push(stored.into());
     let attention = Attention {
         q,
-        cache: cache.clone(),
+        cache: cache.clone().into(),
         batch: batch.clone(),
         slopes: None,
         sinks: None,
+        selected: None,
         y: attended.clone(),
         n_head,
         n_head_kv: 1,

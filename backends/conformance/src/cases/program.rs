@@ -126,14 +126,15 @@ fn layer_ops(
         ops.push(MatMul { w, x: normed.clone(), bias: None, y: y.clone() }.into());
     }
     ops.extend([rope(&q), rope(&k)]);
-    ops.push(StoreKv { k, v, batch: batch.clone(), cache: cache.clone() }.into());
+    ops.push(StoreKv { k, v: Some(v), batch: batch.clone(), cache: cache.clone().into() }.into());
     ops.push(
         Attention {
             q,
-            cache: cache.clone(),
+            cache: cache.clone().into(),
             batch: batch.clone(),
             slopes: None,
             sinks: None,
+            selected: None,
             y: attended.clone(),
             n_head: N_HEAD,
             n_head_kv: N_HEAD,

@@ -1,6 +1,6 @@
 //! Cases of ShortConv, GatedDelta, SsmScan, Wkv6 and Wkv7: state per sequence, reset at position 0.
 
-use hal::op::{GatedDelta, HeadMapping, ShortConv, SsmScan, Wkv6, Wkv7};
+use hal::op::{DecayCurve, GatedDelta, HeadMapping, ShortConv, SsmScan, Wkv6, Wkv7};
 use hal::{Batch, BatchShape, Result, Tensor};
 
 use crate::Case;
@@ -20,6 +20,15 @@ const STEPS: [(&str, Steps); 4] = [
     ("long", &[(17, 17), (40, 1)]),
 ];
 
+/// Whether each row of a gated delta rule's state has a decay factor of its own, and its curve. The
+/// bound is that of Ling 3.
+const DECAYS: [(&str, bool, DecayCurve); 4] = [
+    ("", false, DecayCurve::Softplus),
+    ("/bounded", false, DecayCurve::Sigmoid { bound: -5.0 }),
+    ("/rows", true, DecayCurve::Softplus),
+    ("/rows-bounded", true, DecayCurve::Sigmoid { bound: -5.0 }),
+];
+
 pub(super) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     for (name, seqs) in STEPS {
@@ -32,9 +41,13 @@ pub(super) fn cases() -> Vec<Case> {
         {
             for heads in [HeadMapping::Modulo, HeadMapping::Grouped] {
                 let size = [n_head_k, n_head_v, d_k, d_v];
-                let body = move |rig: &mut Rig| gated_delta(rig, seqs, size, heads);
-                let id = format!("GatedDelta/{n_head_k}-{n_head_v}x{d_k}x{d_v}/{heads:?}/{name}");
-                cases.push(Case::new(id, body));
+                for (decay, per_row, curve) in DECAYS {
+                    let kind = (heads, per_row, curve);
+                    let body = move |rig: &mut Rig| gated_delta(rig, seqs, size, kind);
+                    let sizes = format!("{n_head_k}-{n_head_v}x{d_k}x{d_v}");
+                    let id = format!("GatedDelta/{sizes}/{heads:?}{decay}/{name}");
+                    cases.push(Case::new(id, body));
+                }
             }
         }
         for (n_head, n_group, d_head, d_state) in
@@ -98,7 +111,12 @@ fn short_conv(rig: &mut Rig, seqs: Steps, kernel_size: usize) -> Result<()> {
     read_outputs(rig, seqs, &y, &state)
 }
 
-fn gated_delta(rig: &mut Rig, seqs: Steps, size: [usize; 4], heads: HeadMapping) -> Result<()> {
+fn gated_delta(
+    rig: &mut Rig,
+    seqs: Steps,
+    size: [usize; 4],
+    (heads, per_row, curve): (HeadMapping, bool, DecayCurve),
+) -> Result<()> {
     let [n_head_k, n_head_v, d_k, d_v] = size;
     let (batch, state) = make_inputs(rig, seqs, n_head_v * d_k * d_v)?;
     let q = rig.input(MAX_TOKENS, n_head_k * d_k)?;
@@ -108,9 +126,14 @@ fn gated_delta(rig: &mut Rig, seqs: Steps, size: [usize; 4], heads: HeadMapping)
         rig.rng.floats(MAX_TOKENS * n_head_k * d_k).iter().map(|v| v * shrink).collect();
     let k = rig.tensor(MAX_TOKENS, n_head_k * d_k, &keys)?;
     let v = rig.input(MAX_TOKENS, n_head_v * d_v)?;
-    let (decay, beta) = (rig.input(MAX_TOKENS, n_head_v)?, rig.input(MAX_TOKENS, n_head_v)?);
-    let dt_bias = rig.input(1, n_head_v)?;
-    let rates: Vec<f32> = rig.rng.floats(n_head_v).iter().map(|v| -0.1 - v.abs()).collect();
+    let n_decay = if per_row { n_head_v * d_k } else { n_head_v };
+    let (decay, beta) = (rig.input(MAX_TOKENS, n_decay)?, rig.input(MAX_TOKENS, n_head_v)?);
+    let dt_bias = rig.input(1, n_decay)?;
+    let sign = match curve {
+        DecayCurve::Softplus => -1.0,
+        DecayCurve::Sigmoid { .. } => 1.0,
+    };
+    let rates: Vec<f32> = rig.rng.floats(n_head_v).iter().map(|v| sign * (0.1 + v.abs())).collect();
     let a = rig.tensor(1, n_head_v, &rates)?;
     let y = rig.output(MAX_TOKENS, n_head_v * d_v)?;
     let op = GatedDelta {
@@ -127,6 +150,7 @@ fn gated_delta(rig: &mut Rig, seqs: Steps, size: [usize; 4], heads: HeadMapping)
         n_head_k,
         n_head_v,
         heads,
+        curve,
         scale: 0.25,
     };
     rig.run([op.into()])?;

@@ -9,6 +9,9 @@ use crate::Case;
 use crate::rig::Rig;
 use crate::weights::{Origin, host_rows, random_bytes, weight_formats};
 
+const SCORINGS: [Scoring; 4] =
+    [Scoring::Softmax, Scoring::Sigmoid, Scoring::SoftmaxChosen, Scoring::SqrtSoftplus];
+
 pub(super) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     for format in weight_formats() {
@@ -17,7 +20,7 @@ pub(super) fn cases() -> Vec<Case> {
             cases.push(Case::new(format!("Route/{format}/t{n_tokens}"), body));
         }
     }
-    for scoring in [Scoring::Softmax, Scoring::Sigmoid, Scoring::SoftmaxChosen] {
+    for scoring in SCORINGS {
         for (n_used, renormalise) in [(1, false), (2, true), (4, false), (9, false)] {
             let name = format!("Route/F32/{scoring:?}/{n_used}/renormalise-{renormalise}");
             let body =
@@ -26,7 +29,10 @@ pub(super) fn cases() -> Vec<Case> {
         }
     }
     cases.push(Case::new("Route/F32/ties", run_ties));
-    for scoring in [Scoring::Softmax, Scoring::Sigmoid, Scoring::SoftmaxChosen] {
+    for scoring in SCORINGS {
+        cases.push(Case::new(format!("Route/F32/{scoring:?}/listed"), move |rig| {
+            listed(rig, scoring)
+        }));
         for n_groups in [[1, 1], [4, 2], [12, 5]] {
             let [n_group, used] = n_groups;
             let name = format!("Route/F32/{scoring:?}/selection/groups-{used}-of-{n_group}");
@@ -34,6 +40,12 @@ pub(super) fn cases() -> Vec<Case> {
         }
     }
     cases.push(Case::new("Route/F32/small-sum", small_sum));
+    for scoring in [Scoring::Softmax, Scoring::Sigmoid] {
+        for (n_per_chunk, n_used) in [(2, 5), (3, 4), (12, 2)] {
+            let name = format!("Route/F32/{scoring:?}/chunks-of-{n_per_chunk}");
+            cases.push(Case::new(name, move |rig| chunks(rig, scoring, n_per_chunk, n_used)));
+        }
+    }
     cases
 }
 
@@ -56,9 +68,11 @@ fn route(
         bias,
         selection: None,
         groups: None,
+        chosen: None,
         x,
         weights: weights.clone(),
         n_used,
+        n_per_chunk: 1,
         n_groups: [1, 1],
         scoring,
         renormalise,
@@ -80,13 +94,40 @@ fn run_ties(rig: &mut Rig) -> Result<()> {
         bias: None,
         selection: None,
         groups: None,
+        chosen: None,
         x,
         weights: weights.clone(),
         n_used: 2,
+        n_per_chunk: 1,
         n_groups: [1, 1],
         scoring: Scoring::Softmax,
         renormalise: false,
         scale: 1.0,
+    };
+    rig.run([op.into()])?;
+    rig.watch("weights", &weights)
+}
+
+/// Several experts share a weight, which selected experts of a chunk multiply.
+fn chunks(rig: &mut Rig, scoring: Scoring, n_per_chunk: usize, n_used: usize) -> Result<()> {
+    let (n_expert, n_embd, n_tokens) = (12, 65, 7);
+    let w = rig.weight(n_expert, n_embd, Format::F32)?;
+    let x = rig.input(n_tokens, n_embd)?;
+    let weights = rig.output(n_tokens, n_expert / n_per_chunk)?;
+    let op = Route {
+        w,
+        bias: None,
+        selection: None,
+        groups: None,
+        chosen: None,
+        x,
+        weights: weights.clone(),
+        n_used,
+        n_per_chunk,
+        n_groups: [1, 1],
+        scoring,
+        renormalise: true,
+        scale: 0.05,
     };
     rig.run([op.into()])?;
     rig.watch("weights", &weights)
@@ -108,9 +149,11 @@ fn select(rig: &mut Rig, scoring: Scoring, n_groups: [usize; 2]) -> Result<()> {
         bias: None,
         selection: Some(selection),
         groups,
+        chosen: None,
         x,
         weights: weights.clone(),
         n_used: 4,
+        n_per_chunk: 1,
         n_groups,
         scoring,
         renormalise: true,
@@ -132,13 +175,45 @@ fn small_sum(rig: &mut Rig) -> Result<()> {
         bias,
         selection: None,
         groups: None,
+        chosen: None,
         x,
         weights: weights.clone(),
         n_used: 2,
+        n_per_chunk: 1,
         n_groups: [1, 1],
         scoring: Scoring::Sigmoid,
         renormalise: true,
         scale: 1.0,
+    };
+    rig.run([op.into()])?;
+    rig.watch("weights", &weights)
+}
+
+/// Each token uses the experts of its row.
+fn listed(rig: &mut Rig, scoring: Scoring) -> Result<()> {
+    let (n_expert, n_used, n_tokens, n_embd) = (9, 4, 5, 64);
+    let w = rig.weight(n_expert, n_embd, Format::F32)?;
+    let experts: Vec<f32> = (0..n_tokens)
+        .flat_map(|_| rig.rng.choose(n_used, n_expert))
+        .map(|expert| expert as f32)
+        .collect();
+    let chosen = Some(rig.tensor(n_tokens, n_used, &experts)?);
+    let x = rig.input(n_tokens, n_embd)?;
+    let weights = rig.output(n_tokens, n_expert)?;
+    let op = Route {
+        w,
+        bias: None,
+        selection: None,
+        groups: None,
+        chosen,
+        x,
+        weights: weights.clone(),
+        n_used,
+        n_per_chunk: 1,
+        n_groups: [1, 1],
+        scoring,
+        renormalise: true,
+        scale: 1.5,
     };
     rig.run([op.into()])?;
     rig.watch("weights", &weights)

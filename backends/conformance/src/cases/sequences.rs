@@ -5,8 +5,8 @@ use std::ops::Range;
 
 use hal::format::Format;
 use hal::op::{
-    AddPositions, Attention, GateActivation, GatedDelta, Gather, GetRows, HeadMapping, Mul,
-    Pairing, Rope, ShortConv, SsmScan, StoreKv, Window,
+    AddPositions, Attention, DecayCurve, GateActivation, GatedDelta, Gather, GetRows, HeadMapping,
+    Mul, Pairing, Rope, ShortConv, SsmScan, StoreKv, Window,
 };
 use hal::{
     Batch, BatchFacts, BatchSeq, BatchShape, BatchToken, KV_BLOCK, KvCache, Op, Operand, Result,
@@ -153,6 +153,7 @@ impl Recurrence {
                 n_head_k: N_HEAD_K,
                 n_head_v: N_HEAD,
                 heads: HeadMapping::Grouped,
+                curve: DecayCurve::Softplus,
                 scale: 0.2,
             }
             .into(),
@@ -310,10 +311,11 @@ fn attention(
 ) -> Attention<Tensor> {
     Attention {
         q: q.clone(),
-        cache: cache.clone(),
+        cache: cache.clone().into(),
         batch: batch.clone(),
         slopes: None,
         sinks: None,
+        selected: None,
         y: y.clone(),
         n_head: 6,
         n_head_kv: 2,
@@ -333,7 +335,7 @@ fn run_shared_blocks(rig: &mut Rig, format: Format, window: Option<Window>) -> R
     let (k, v) = (rig.input(max_tokens, 2 * D_HEAD)?, rig.input(max_tokens, 2 * D_HEAD)?);
     let q = rig.input(max_tokens, 6 * D_HEAD)?;
     let y = rig.output(max_tokens, 6 * D_HEAD)?;
-    let store = StoreKv { k, v, batch: batch.clone(), cache: cache.clone() };
+    let store = StoreKv { k, v: Some(v), batch: batch.clone(), cache: cache.clone().into() };
     rig.run([store.into(), attention(&q, &cache, &batch, &y, window).into()])?;
     rig.watch_bits("keys", &cache.k)?;
     rig.watch("y", &y.rows(0..n))
@@ -373,7 +375,7 @@ fn run_mixed(rig: &mut Rig, format: Format) -> Result<()> {
             scale: 1.0,
         }
         .into(),
-        StoreKv { k, v, batch: batch.clone(), cache: cache.clone() }.into(),
+        StoreKv { k, v: Some(v), batch: batch.clone(), cache: cache.clone().into() }.into(),
         attention(&x, &cache, &batch, &y, None).into(),
         Mul { g: gates, x: y.clone(), activation: GateActivation::Sigmoid }.into(),
         Gather { x: y.clone(), batch, y: out.clone() }.into(),

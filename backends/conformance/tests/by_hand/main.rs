@@ -2,13 +2,15 @@
 //! the oracle.
 #![allow(clippy::unwrap_used, reason = "a test may fail this way")]
 
+mod compress;
+mod hyper;
 mod recurrent;
 
 use hal::format::Format;
 use hal::op::{
-    Activation, Attention, Down, ExpertRanges, FfnKind, GateActivation, HiddenActivation, MatMul,
-    Mul, NEVER_DENSE, Norm, NormKind, Pairing, Predict, Rope, Route, Scoring, Skip, SparseFfn,
-    Window,
+    Activation, Attention, Down, ExpertRanges, FfnKind, GateActivation, HiddenActivation,
+    LightningIndexer, MatMul, Mul, NEVER_DENSE, NO_POSITION, Norm, NormKind, Pairing, Predict,
+    Rope, Route, Scoring, Skip, SparseFfn, Window,
 };
 use hal::{
     Batch, BatchFacts, BatchSeq, BatchShape, BatchToken, Device, HostRowSet, HostRows, KV_BLOCK,
@@ -159,12 +161,13 @@ fn a_gate_scales_the_values_it_covers() {
     let shared = gated(&[1.0, 0.0, 2.0, 0.0], 1, GateActivation::None);
     assert_eq!(shared, [1.0, 0.0, 6.0, 0.0, 5.0, 0.0, 14.0, 0.0]);
     // At 0 the sigmoid is 1/2, SiLU and GELU are 0, softplus is ln 2; at 1 they are 0.731, 0.731,
-    // 0.841 and 1.313.
+    // 0.841 and 1.313. The root of 1 is 1.
     for (activation, zero, one) in [
         (GateActivation::Sigmoid, 0.5, 0.731_058_6),
         (GateActivation::Silu, 0.0, 0.731_058_6),
         (GateActivation::Softplus, std::f32::consts::LN_2, 1.313_261_7),
         (GateActivation::Gelu, 0.0, 0.841_192),
+        (GateActivation::SigmoidOfRoot, 0.5, 0.731_058_6),
     ] {
         let got = gated(&[0.0, 1.0], 2, activation);
         let near = |got: f32, expected: f32| (got - expected).abs() < 1e-5;
@@ -208,10 +211,11 @@ fn attention_applies_softmax_within_its_window() {
     let sinks = b.f32s(1, 2, &[0.0, 0.0]);
     let op = |window, sinks| Attention {
         q: q.clone(),
-        cache: cache.clone(),
+        cache: cache.clone().into(),
         batch: batch.clone(),
         slopes: None,
         sinks,
+        selected: None,
         y: y.clone(),
         n_head: 2,
         n_head_kv: 1,
@@ -229,6 +233,60 @@ fn attention_applies_softmax_within_its_window() {
     // Position 2 begins a chunk of 2 positions.
     b.run(op(Some(Window::Chunk(2)), None));
     b.expect(&y, &[28.0, 28.0]);
+}
+
+#[test]
+fn sparse_attention_reads_the_positions_of_the_highest_scores() {
+    let mut b = OracleDevice::new();
+    let batch = b.batch(&[1, 4]);
+    let cache = b.device.kv_cache(1, KvCache::both(1), KvCache::both(Format::F32)).unwrap();
+    let mut rows = [f32::NAN; KV_BLOCK];
+    rows[..5].copy_from_slice(&[-1.0, 3.0, 2.0, -2.0, 2.0]);
+    b.queue.write(&cache.k, &bytes(rows.map(f32::to_le_bytes))).unwrap();
+    // The first head's products are the keys, the second one's their negatives.
+    let q = b.f32s(2, 2, &[1.0, -1.0, 1.0, -1.0]);
+    let weights = b.f32s(2, 2, &[1.0, 1.0, 1.0, 2.0]);
+    let selected = b.u32s(2, 3, &[9; 6]);
+    let k = hal::KvRows { k: cache.k.clone(), v: None };
+    let op = LightningIndexer {
+        q: q.clone(),
+        weights: Some(weights),
+        cache: k,
+        batch: batch.clone(),
+        selected: selected.clone(),
+        n_head: 2,
+        pool: 1,
+        list: None,
+    };
+    b.run(op.clone());
+    // The scores of the second token are 2, 3, 2, 4, 2.
+    let mut words = [0; 24];
+    b.queue.read(&selected, &mut words).unwrap();
+    assert_eq!(words.to_vec(), bytes([0, 1, NO_POSITION, 0, 1, 3].map(u32::to_le_bytes)));
+    rows[..5].copy_from_slice(&[10.0, 20.0, 30.0, 40.0, 50.0]);
+    b.queue.write(&cache.v, &bytes(rows.map(f32::to_le_bytes))).unwrap();
+    let y = b.f32s(2, 2, &[0.0; 4]);
+    b.run(Attention {
+        q,
+        cache: cache.into(),
+        batch,
+        slopes: None,
+        sinks: None,
+        selected: Some(selected.clone()),
+        y: y.clone(),
+        n_head: 2,
+        n_head_kv: 1,
+        scale: 0.0,
+        window: None,
+        softcap: 0.0,
+    });
+    let mean = 70.0 / 3.0;
+    b.expect(&y, &[15.0, 15.0, mean, mean]);
+    // The keys of blocks of two positions are those of positions 1 and 3; the token at 4 also selects
+    // itself, and the token at 1 the only complete block.
+    b.run(LightningIndexer { pool: 2, ..op });
+    b.queue.read(&selected, &mut words).unwrap();
+    assert_eq!(words.to_vec(), bytes([0, 1, NO_POSITION, 2, 3, 4].map(u32::to_le_bytes)));
 }
 
 fn ffn(b: &mut OracleDevice, gate: &[f32], up: &[f32], down: &[f32]) -> SparseFfn<Tensor> {
@@ -353,9 +411,11 @@ fn routing_selects_the_highest_scores() {
         bias: None,
         selection: None,
         groups: None,
+        chosen: None,
         x: x.clone(),
         weights: weights.clone(),
         n_used: 2,
+        n_per_chunk: 1,
         n_groups: [1, 1],
         scoring,
         renormalise,
@@ -377,4 +437,11 @@ fn routing_selects_the_highest_scores() {
     let groups = Some(b.f32s(1, 3, &[0.0, 0.0, 1.0]));
     b.run(Route { groups, n_groups: [2, 1], ..op(Scoring::Sigmoid, false, 1.0) });
     b.expect(&weights, &[0.5, 0.75, 0.0]);
+    // Scores of 0.1, 0.3, 0.4, 0.2: experts 2, 1 and 3 are selected, of chunks 1, 0 and 1. Chunk 0 has the
+    // score of expert 0, chunk 1 twice that of expert 1.
+    let w = b.f32s(4, 1, &[0.0, 3f32.ln(), 4f32.ln(), 2f32.ln()]);
+    let chunks = b.f32s(1, 2, &[9.0; 2]);
+    let route = op(Scoring::Softmax, true, 7.0);
+    b.run(Route { w, weights: chunks.clone(), n_used: 3, n_per_chunk: 2, ..route });
+    b.expect(&chunks, &[1.0, 6.0]);
 }

@@ -1,6 +1,6 @@
 //! The recurrent layers.
 
-use hal::op::{GatedDelta, HeadMapping, ShortConv, SsmScan, Wkv6, Wkv7};
+use hal::op::{DecayCurve, GatedDelta, HeadMapping, ShortConv, SsmScan, Wkv6, Wkv7};
 
 use crate::OracleDevice;
 
@@ -42,6 +42,7 @@ fn recurrent_layers_carry_their_state() {
         n_head_k: 1,
         n_head_v: 1,
         heads: HeadMapping::Modulo,
+        curve: DecayCurve::Softplus,
         scale: 1.0,
     };
     b.run(op);

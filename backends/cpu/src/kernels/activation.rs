@@ -2,7 +2,7 @@
 
 use hal::op::{Activation, FfnKind};
 
-use simd::ActivateFn;
+use simd::{ActivateFn, SoftCapFn};
 
 /// Computes neurons' values from up and the test value, which is the gate, or up in blocks without
 /// a gate.
@@ -11,6 +11,7 @@ pub(super) struct NeuronActivation {
     pub(super) kind: FfnKind,
     pub(super) activation: Activation,
     pub(super) activate: ActivateFn,
+    pub(super) soft_cap: SoftCapFn,
 }
 
 impl NeuronActivation {
@@ -26,6 +27,9 @@ impl NeuronActivation {
         (self.activate)(self.activation, tests);
         if self.kind == FfnKind::GatedBoth {
             (self.activate)(self.activation, ups);
+        }
+        if let (Some(cap), FfnKind::Gated) = (self.activation.up_cap(), self.kind) {
+            (self.soft_cap)(cap, ups);
         }
         let pairs = tests.iter_mut().zip(ups);
         match (self.kind, self.activation.up_limit()) {

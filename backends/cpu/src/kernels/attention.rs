@@ -9,10 +9,12 @@
 //! the spans (flash decoding). In prefill, a chunk computes all spans of one tile and head block.
 //! Both use the same arithmetic. A token's result does not depend on the other tokens of the batch:
 //! spans begin at fixed positions, and positions that a token does not attend to contribute zero.
+//!
+//! In sparse attention, "positions" are indices of the list of positions that the token selected.
 
 use std::ops::Range;
 
-use hal::op::{self, Window};
+use hal::op::{self, CACHE_ROW, NO_POSITION, Window};
 use hal::{KV_BLOCK, Tensor};
 
 use super::operand::{Step, optional_view};
@@ -21,9 +23,11 @@ use crate::buffer::{ReadView, Scratch, WriteView};
 use simd::{AddWeightedFn, HeadRows, PAD, SoftmaxFn};
 
 mod cut;
+mod indexer;
 
 pub(super) use cut::Workspace;
 use cut::{Cut, GROUP, KeysOrValues, MAX_QUERIES, Positions, SPAN, Tile, TileScratch};
+pub(super) use indexer::{LightningIndexer, Workspace as IndexerWorkspace};
 
 /// V rows of a span, and the kernel for their weighted sum.
 struct WeightedRows<'a> {
@@ -43,6 +47,7 @@ pub(super) struct Attention {
     step: Step,
     slopes: Option<ReadView<f32>>,
     sinks: Option<ReadView<f32>>,
+    selected: Option<ReadView<u32>>,
     y: WriteView<f32>,
     parts: WriteView<f32>,
     tiles: [WriteView<f32>; 5],
@@ -59,11 +64,12 @@ impl Attention {
             cut,
             q: context.bind.read(&op.q),
             k: KeysOrValues::new(&op.cache.k, cut.d_head, context),
-            v: KeysOrValues::new(&op.cache.v, cut.d_value, context),
+            v: KeysOrValues::new(op.cache.values(), cut.d_value, context),
             softmax: context.simd.softmax(),
             step: Step::new(&op.batch, context),
             slopes: optional_view(op.slopes.as_ref(), context),
             sinks: optional_view(op.sinks.as_ref(), context),
+            selected: op.selected.as_ref().map(|selected| context.bind.read(selected)),
             y: context.bind.write(&op.y),
             parts: context.bind.scratch(&spans.parts),
             tiles: spans.tiles.each_ref().map(|span| context.bind.scratch(span)),
@@ -75,7 +81,13 @@ impl Attention {
 
     /// Positions that token `t` attends to.
     fn visible_positions(&self, t: usize) -> Range<usize> {
-        self.step.view().visible_positions(t, self.window)
+        let visible = self.step.view().visible_positions(t, self.window);
+        let Some(selected) = &self.selected else { return visible };
+        let listed = selected.row(t);
+        let n = listed.partition_point(|&p| p != NO_POSITION);
+        // Without rows of blocks, a token sees no more positions than there are.
+        let has_rows = n > 0 && listed[n - 1] & CACHE_ROW != 0;
+        0..if has_rows { n } else { n.min(visible.end) }
     }
 
     /// Spans that contain a position to which any of `tokens` attends.
@@ -139,11 +151,21 @@ impl Attention {
         let all = visible(tokens.start).start..visible(tokens.end - 1).end;
         let (view, mut ids) = (self.step.view(), [0u32; SPAN]);
         let seq = view.seqs()[tokens.start] as usize;
+        let listed = self.selected.as_ref().map(|selected| selected.row(tokens.start));
         for i in all.clone() {
+            if let Some(listed) = listed {
+                let entry = listed[first + i];
+                ids[i] = match entry & CACHE_ROW {
+                    0 => view.kv_row(seq, entry as usize) as u32,
+                    _ => entry & !CACHE_ROW,
+                };
+                continue;
+            }
             let next = i > all.start && !(first + i).is_multiple_of(KV_BLOCK);
             ids[i] = if next { ids[i - 1] + 1 } else { view.kv_row(seq, first + i) as u32 };
         }
-        let n_queries = self.queries(tile, tile.blocks.start, &tokens).len();
+        let n_blocks = tile.blocks.len().min(self.cut.blocks_per_kv_head);
+        let n_queries = n_blocks * self.queries(tile, tile.blocks.start, &tokens).len();
         let positions = Positions { first: all.start, ids: &ids[all], n_queries };
         self.score_keys(tile, &tokens, positions, scratch);
         for block in tile.blocks.clone() {
@@ -396,7 +418,11 @@ impl Kernel for Attention {
     fn chunks(&self, phase: usize) -> usize {
         let n_tokens = self.step.n_tokens(self.cut.n_tokens);
         match (phase, self.cut.splits_spans()) {
-            (0, true) => n_tokens * self.n_spans() * self.cut.n_block_groups(),
+            (0, true) => {
+                let n_spans = self.n_spans();
+                let per_chunk = self.cut.blocks_per_chunk(n_spans);
+                n_tokens * n_spans * self.cut.n_blocks.div_ceil(per_chunk)
+            }
             (0, false) => 0,
             _ => n_tokens.div_ceil(self.cut.tile) * self.cut.n_blocks,
         }
@@ -406,11 +432,13 @@ impl Kernel for Attention {
         let n_blocks = self.cut.n_blocks;
         if phase == 0 {
             // Chunks that read the same cache rows are adjacent.
-            let (at, block_group) =
-                (chunk / self.cut.n_block_groups(), chunk % self.cut.n_block_groups());
-            let (t, index) = (at / self.n_spans(), at % self.n_spans());
-            let first = block_group * self.cut.blocks_per_chunk;
-            let blocks = first..n_blocks.min(first + self.cut.blocks_per_chunk);
+            let n_spans = self.n_spans();
+            let per_chunk = self.cut.blocks_per_chunk(n_spans);
+            let n_groups = n_blocks.div_ceil(per_chunk);
+            let (at, block_group) = (chunk / n_groups, chunk % n_groups);
+            let (t, index) = (at / n_spans, at % n_spans);
+            let first = block_group * per_chunk;
+            let blocks = first..n_blocks.min(first + per_chunk);
             let tile = Tile { tokens: t..t + 1, blocks };
             let spans = self.spans(&tile.tokens);
             if index < spans.len() {

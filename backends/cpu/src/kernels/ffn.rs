@@ -138,6 +138,7 @@ impl SparseFfn {
                 kind: op.kind,
                 activation: op.activation,
                 activate: context.simd.activate(),
+                soft_cap: context.simd.soft_cap(),
             },
             skip: op.skip,
             dense_from: op.dense_from,

@@ -6,11 +6,16 @@
 
 mod activation;
 mod attention;
+mod compress;
 mod fallback;
 mod ffn;
+mod gated_delta;
+mod head_matmul;
+mod hyper;
 mod matmul;
 mod operand;
 mod panels;
+mod pool_keys;
 mod position;
 mod predict;
 mod recurrent;
@@ -57,7 +62,14 @@ pub(crate) fn plan(op: &OpDesc, n_threads: usize) -> Plan {
     let mut slow = None;
     match op {
         Op::MatMul(op) => _ = matmul::Workspace::new(op, n_threads, &mut scratch),
+        Op::HeadMatMul(op) => _ = head_matmul::Workspace::new(op, n_threads, &mut scratch),
         Op::Attention(op) => _ = attention::Workspace::new(op, n_threads, &mut scratch),
+        Op::LightningIndexer(op) => {
+            _ = attention::IndexerWorkspace::new(op, n_threads, &mut scratch);
+        }
+        Op::PoolKeys(op) => _ = pool_keys::Workspace::new(op, n_threads, &mut scratch),
+        Op::CompressKeys(op) => _ = compress::Workspace::new(op, n_threads, &mut scratch),
+        Op::ListBlocks(_) => {}
         Op::SparseFfn(op) => match ffn::unsupported(op) {
             None => _ = ffn::Workspace::new(op, n_threads, &mut scratch),
             Some(reason) => slow = Some(reason),
@@ -65,10 +77,11 @@ pub(crate) fn plan(op: &OpDesc, n_threads: usize) -> Plan {
         Op::GetRows(_) | Op::Gather(_) | Op::Norm(_) | Op::Rope(_) | Op::StoreKv(_) => {}
         Op::AddPositions(_) | Op::Add(_) | Op::Mul(_) | Op::SoftCap(_) | Op::CopyHeads(_) => {}
         Op::ScaleByPosition(_) => {}
+        Op::HyperWeights(_) | Op::HyperRead(_) | Op::HyperWrite(_) => {}
         Op::Predict(op) => _ = predict::Workspace::new(op, n_threads, &mut scratch),
         Op::Route(op) => _ = route::Workspace::new(op, &mut scratch),
         Op::ShortConv(op) => _ = recurrent::ConvSpan::new(op, n_threads, &mut scratch),
-        Op::GatedDelta(op) => _ = recurrent::DeltaSpans::new(op, n_threads, &mut scratch),
+        Op::GatedDelta(op) => _ = gated_delta::DeltaSpans::new(op, n_threads, &mut scratch),
         Op::SsmScan(_) => {}
         Op::Wkv6(op) => _ = wkv::WkvSpan::new(op.d_head(), n_threads, &mut scratch),
         Op::Wkv7(op) => _ = wkv::WkvSpan::new(op.d_head(), n_threads, &mut scratch),
@@ -92,9 +105,17 @@ pub(crate) fn compile(op: &Op, context: &Context<'_>) -> Box<dyn Kernel> {
         Op::SoftCap(op) => Box::new(rowwise::SoftCap::new(op, context)),
         Op::CopyHeads(op) => Box::new(rowwise::CopyHeads::new(op, context)),
         Op::MatMul(op) => Box::new(matmul::MatMul::new(op, context)),
+        Op::HeadMatMul(op) => Box::new(head_matmul::HeadMatMul::new(op, context)),
         Op::Rope(op) => Box::new(position::Rope::new(op, context)),
         Op::StoreKv(op) => Box::new(position::StoreKv::new(op, context)),
         Op::Attention(op) => Box::new(attention::Attention::new(op, context)),
+        Op::PoolKeys(op) => Box::new(pool_keys::PoolKeys::new(op, context)),
+        Op::CompressKeys(op) => Box::new(compress::CompressKeys::new(op, context)),
+        Op::ListBlocks(op) => Box::new(compress::ListBlocks::new(op, context)),
+        Op::LightningIndexer(op) => Box::new(attention::LightningIndexer::new(op, context)),
+        Op::HyperWeights(op) => Box::new(hyper::HyperWeights::new(op, context)),
+        Op::HyperRead(op) => Box::new(hyper::HyperRead::new(op, context)),
+        Op::HyperWrite(op) => Box::new(hyper::HyperWrite::new(op, context)),
         Op::SparseFfn(ffn) if ffn::unsupported(ffn).is_none() => {
             Box::new(ffn::SparseFfn::new(ffn, context))
         }
@@ -102,7 +123,7 @@ pub(crate) fn compile(op: &Op, context: &Context<'_>) -> Box<dyn Kernel> {
         Op::Route(op) => Box::new(route::Route::new(op, context)),
         Op::SparseFfn(_) => Box::new(fallback::ReferenceOp::new(op, context)),
         Op::ShortConv(op) => Box::new(recurrent::ShortConv::new(op, context)),
-        Op::GatedDelta(op) => Box::new(recurrent::GatedDelta::new(op, context)),
+        Op::GatedDelta(op) => Box::new(gated_delta::GatedDelta::new(op, context)),
         Op::SsmScan(op) => Box::new(recurrent::SsmScan::new(op, context)),
         Op::Wkv6(op) => Box::new(wkv::Wkv6::new(op, context)),
         Op::Wkv7(op) => Box::new(wkv::Wkv7::new(op, context)),

@@ -29,7 +29,12 @@ pub(super) struct PanelCut {
 
 impl PanelCut {
     pub(super) fn new(n_tokens: usize, n_rows: usize) -> PanelCut {
-        let n_panels = n_rows.div_ceil(PANEL_ROWS);
+        PanelCut::of_matrices(n_tokens, n_rows, 1)
+    }
+
+    /// The cut of each of `n` matrices that one op multiplies.
+    pub(super) fn of_matrices(n_tokens: usize, n_rows: usize, n: usize) -> PanelCut {
+        let n_panels = n * n_rows.div_ceil(PANEL_ROWS);
         let mut tile = n_tokens.min(TILE);
         while tile > SMALL_TILE && n_panels * n_tokens.div_ceil(tile) < ENOUGH_CHUNKS {
             tile = tile.div_ceil(2);

@@ -1,9 +1,9 @@
 //! Learned and rotary position embeddings, and stores of keys and values to the paged KV cache.
 
 use hal::op::{self, Pairing};
-use hal::{KvCache, Operand, Tensor, TensorDesc};
+use hal::{KvRows, Operand, Tensor, TensorDesc};
 
-use super::operand::Step;
+use super::operand::{Step, optional_view};
 use super::{Context, Kernel, cheap_rows, nth_range};
 use crate::buffer::{ReadView, WriteView};
 use simd::StoreFn;
@@ -167,18 +167,18 @@ impl Kernel for Rope {
 
 /// The keys or the values of the KV cache, for writing.
 #[derive(Debug)]
-struct CacheRows {
+pub(super) struct CacheRows {
     rows: WriteView<u8>,
     store: StoreFn,
 }
 
 impl CacheRows {
-    fn new(tensor: &Tensor, context: &Context<'_>) -> CacheRows {
+    pub(super) fn new(tensor: &Tensor, context: &Context<'_>) -> CacheRows {
         let store = context.simd.cache(tensor.desc().format).store;
         CacheRows { rows: context.bind.write(tensor), store }
     }
 
-    fn store(&self, row: usize, values: &[f32]) {
+    pub(super) fn store(&self, row: usize, values: &[f32]) {
         (self.store)(values, self.rows.row(row));
     }
 }
@@ -186,16 +186,16 @@ impl CacheRows {
 #[derive(Debug)]
 pub(super) struct StoreKv {
     k: ReadView<f32>,
-    v: ReadView<f32>,
+    v: Option<ReadView<f32>>,
     step: Step,
-    cache: KvCache<CacheRows>,
+    cache: KvRows<CacheRows>,
 }
 
 impl StoreKv {
     pub(super) fn new(op: &op::StoreKv<Tensor>, context: &Context<'_>) -> StoreKv {
         StoreKv {
             k: context.bind.read(&op.k),
-            v: context.bind.read(&op.v),
+            v: optional_view(op.v.as_ref(), context),
             step: Step::new(&op.batch, context),
             cache: op.cache.map(&mut |tensor| CacheRows::new(tensor, context)),
         }
@@ -212,7 +212,9 @@ impl Kernel for StoreKv {
         for t in nth_range(chunk, cheap_rows(self.k.n_cols()), n_tokens) {
             let row = self.step.view().kv_rows()[t] as usize;
             self.cache.k.store(row, self.k.row(t));
-            self.cache.v.store(row, self.v.row(t));
+            if let (Some(cache), Some(v)) = (&self.cache.v, &self.v) {
+                cache.store(row, v.row(t));
+            }
         }
     }
 }

@@ -1,21 +1,19 @@
 //! Recurrent layers. A chunk advances one sequence's state in one head, or in some channels, over
 //! all of the sequence's tokens in the step, so the state stays in the CPU cache.
 //!
-//! The kernels do not use the chunked form of the recurrences: for heads of 128 by 128 it needs as
-//! many multiplications as these loops, which are not limited by memory.
+//! Neither these kernels nor that of the gated delta rule use the chunked form of the recurrences:
+//! for heads of 128 by 128 it needs as many multiplications as these loops, which are not limited by
+//! memory.
 
 use std::ops::Range;
 
-use hal::op::{self, GateActivation, HeadMapping};
+use hal::op::{self, GateActivation};
 use hal::{Operand, Tensor};
 
 use super::operand::{Step, optional_view};
 use super::{Context, Kernel, nth_range};
 use crate::buffer::{ReadView, Scratch, Span, WriteView};
-use simd::{
-    ActivateFn, DeltaColumns, DeltaToken, Kernels, MAX_DELTA_COLUMNS, MultiplyAddFn, ScanRates,
-    ScanToken,
-};
+use simd::{ActivateFn, Kernels, MultiplyAddFn, ScanRates, ScanToken};
 
 /// Channels of a convolution per chunk: one token's inputs, filters and outputs fit in the L1
 /// cache.
@@ -23,11 +21,6 @@ const CONV_CHANNELS: usize = 256;
 
 /// Channels of a scan per chunk: few enough that a step of one token occupies all threads.
 const SCAN_CHANNELS: usize = 32;
-
-/// For a sequence with at least this number of tokens in the step, columns of its state are copied
-/// to contiguous memory. In place, rows with a power-of-two stride map to too few sets of the L1
-/// cache.
-const COPIED_FROM: usize = 4;
 
 /// The tokens of the step, by sequence.
 #[derive(Debug)]
@@ -46,7 +39,7 @@ impl Sequences {
     }
 
     /// The tokens of a sequence in ascending position; the flag is true for a token at position 0.
-    fn tokens(&self, seq: usize) -> impl Iterator<Item = (usize, bool)> {
+    pub(super) fn tokens(&self, seq: usize) -> impl Iterator<Item = (usize, bool)> {
         let (view, n) = (self.step.view(), self.step.n_tokens(self.n_rows));
         let tokens = view.seqs()[..n].iter().zip(view.positions()).enumerate();
         tokens.filter(move |(_, (s, _))| **s as usize == seq).map(|(t, (_, pos))| (t, *pos == 0))
@@ -152,150 +145,6 @@ impl Kernel for ShortConv {
             }
             if kernel_size > 1 {
                 before(kernel_size - 2).copy_from_slice(x);
-            }
-        }
-    }
-}
-
-pub(super) struct DeltaSpans {
-    /// Factors per head and token, `[n_head_v, 3 * n_tokens]`.
-    factors: Span<f32>,
-    /// Columns of a state, `[n_threads, d_k * MAX_DELTA_COLUMNS]`.
-    columns: Span<f32>,
-}
-
-impl DeltaSpans {
-    pub(super) fn new<T: Operand>(
-        op: &op::GatedDelta<T>,
-        n_threads: usize,
-        scratch: &mut Scratch,
-    ) -> DeltaSpans {
-        let (n_tokens, [d_k, _]) = (op.q.desc().n_rows, op.head_dims());
-        let copied = if n_tokens < COPIED_FROM { 0 } else { MAX_DELTA_COLUMNS };
-        DeltaSpans {
-            factors: scratch.take(op.n_head_v, n_tokens.saturating_mul(3)),
-            columns: scratch.take(n_threads, d_k.saturating_mul(copied)),
-        }
-    }
-}
-
-#[derive(Debug)]
-pub(super) struct GatedDelta {
-    q: ReadView<f32>,
-    k: ReadView<f32>,
-    v: ReadView<f32>,
-    decay: ReadView<f32>,
-    beta: ReadView<f32>,
-    dt_bias: ReadView<f32>,
-    a: ReadView<f32>,
-    sequences: Sequences,
-    state: WriteView<f32>,
-    y: WriteView<f32>,
-    /// For token t, from `3 * t` on: decay of the state, beta (write strength), `k . q`.
-    factors: WriteView<f32>,
-    columns: WriteView<f32>,
-    n_head_k: usize,
-    n_head_v: usize,
-    heads: HeadMapping,
-    head_dims: [usize; 2],
-    scale: f32,
-    simd: Kernels,
-}
-
-impl GatedDelta {
-    pub(super) fn new(op: &op::GatedDelta<Tensor>, context: &Context<'_>) -> GatedDelta {
-        let spans = DeltaSpans::new(op, context.n_threads, &mut Scratch::default());
-        let bind = &context.bind;
-        GatedDelta {
-            q: bind.read(&op.q),
-            k: bind.read(&op.k),
-            v: bind.read(&op.v),
-            decay: bind.read(&op.decay),
-            beta: bind.read(&op.beta),
-            dt_bias: bind.read(&op.dt_bias),
-            a: bind.read(&op.a),
-            sequences: Sequences::new(&op.batch, &op.q, context),
-            state: bind.write(&op.state),
-            y: bind.write(&op.y),
-            factors: bind.scratch(&spans.factors),
-            columns: bind.scratch(&spans.columns),
-            n_head_k: op.n_head_k,
-            n_head_v: op.n_head_v,
-            heads: op.heads,
-            head_dims: op.head_dims(),
-            scale: op.scale,
-            simd: context.simd,
-        }
-    }
-
-    /// Query and key of value head `h`.
-    fn query_key(&self, h: usize, t: usize) -> [&[f32]; 2] {
-        let [d_k, _] = self.head_dims;
-        let head = self.heads.key_head(h, self.n_head_k, self.n_head_v);
-        [&self.q, &self.k].map(|x| &x.row(t)[head * d_k..][..d_k])
-    }
-
-    fn factors(&self, h: usize, t: usize) -> &mut [f32] {
-        self.factors.columns(h, 3 * t..3 * t + 3)
-    }
-
-    /// Advances columns of head `h`, stored in `place`, over all tokens of the sequence.
-    fn advance(&self, [seq, h]: [usize; 2], columns: Range<usize>, place: DeltaColumns<'_>) {
-        let (delta, at) = (self.simd.delta(), h * self.head_dims[1]);
-        let in_row = at + columns.start..at + columns.end;
-        let DeltaColumns { state, d_v, first } = place;
-        for (t, begins) in self.sequences.tokens(seq) {
-            if begins {
-                let rows = state.chunks_exact_mut(d_v);
-                rows.for_each(|row| row[first..first + columns.len()].fill(0.0));
-            }
-            let ([q, k], scale) = (self.query_key(h, t), self.scale);
-            let &mut [decay, beta, k_dot_q] = self.factors(h, t) else { continue };
-            let token = DeltaToken { q, k, k_dot_q, decay, beta, scale };
-            let (v, y) = (&self.v.row(t)[in_row.clone()], self.y.columns(t, in_row.clone()));
-            delta(&token, DeltaColumns { state, d_v, first }, v, y);
-        }
-    }
-
-    fn compute_factors(&self, h: usize, t: usize) -> [f32; 3] {
-        let dt = softplus(self.decay.row(t)[h] + self.dt_bias.as_slice()[h]);
-        let [q, k] = self.query_key(h, t);
-        [(self.a.as_slice()[h] * dt).exp(), sigmoid(self.beta.row(t)[h]), dot(k, q)]
-    }
-}
-
-impl Kernel for GatedDelta {
-    fn chunks(&self, _phase: usize) -> usize {
-        self.sequences.n_seqs() * self.n_head_v
-    }
-
-    fn run(&self, _phase: usize, chunk: usize, worker: usize) {
-        let (seq, h, [d_k, d_v]) = (chunk / self.n_head_v, chunk % self.n_head_v, self.head_dims);
-        let mut n_tokens = 0;
-        for (t, _) in self.sequences.tokens(seq) {
-            self.factors(h, t).copy_from_slice(&self.compute_factors(h, t));
-            n_tokens += 1;
-        }
-        if n_tokens == 0 {
-            return;
-        }
-        let state = self.state.columns(seq, h * d_k * d_v..(h + 1) * d_k * d_v);
-        let width = self.simd.delta_columns();
-        for first in (0..d_v).step_by(width) {
-            let columns = first..d_v.min(first + width);
-            if n_tokens < COPIED_FROM {
-                self.advance([seq, h], columns, DeltaColumns { state, d_v, first });
-                continue;
-            }
-            let n = columns.len();
-            let tile = self.columns.columns(worker, 0..d_k * n);
-            for (to, from) in tile.chunks_exact_mut(n).zip(state.chunks_exact(d_v)) {
-                to.copy_from_slice(&from[columns.clone()]);
-            }
-            let place = DeltaColumns { state: tile, d_v: n, first: 0 };
-            self.advance([seq, h], columns.clone(), place);
-            for (from, to) in tile.chunks_exact(n).zip(state.chunks_exact_mut(d_v)) {
-                to[columns.clone()].copy_from_slice(from);
             }
         }
     }
@@ -417,11 +266,11 @@ impl Kernel for SsmScan {
 }
 
 /// `ln(1 + e^x)`, without overflow.
-fn softplus(x: f32) -> f32 {
+pub(super) fn softplus(x: f32) -> f32 {
     x.max(0.0) + (-x.abs()).exp().ln_1p()
 }
 
-fn sigmoid(x: f32) -> f32 {
+pub(super) fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + (-x).exp())
 }
 

@@ -46,7 +46,10 @@ pub(super) struct Route {
     best: Option<WriteView<f32>>,
     selection: Option<ReadView<f32>>,
     groups: Option<ReadView<f32>>,
+    /// The experts of each token, if the router does not select them.
+    given: Option<ReadView<f32>>,
     n_group_used: usize,
+    n_per_chunk: usize,
     weights: WriteView<f32>,
     scoring: Scoring,
     renormalise: bool,
@@ -68,7 +71,9 @@ impl Route {
             best: spans.best.as_ref().map(|best| bind.scratch(best)),
             selection: optional_view(op.selection.as_ref(), context),
             groups: optional_view(op.groups.as_ref(), context),
+            given: optional_view(op.chosen.as_ref(), context),
             n_group_used: op.n_groups[1],
+            n_per_chunk: op.n_per_chunk,
             weights: bind.write(&op.weights),
             scoring: op.scoring,
             renormalise: op.renormalise,
@@ -100,6 +105,7 @@ impl Route {
             Scoring::Softmax => (product - best).exp() / total,
             Scoring::SoftmaxChosen => product,
             Scoring::Sigmoid => 1.0 / (1.0 + (-product).exp()),
+            Scoring::SqrtSoftplus => (product.max(0.0) + (-product.abs()).exp().ln_1p()).sqrt(),
         }
     }
 
@@ -118,16 +124,14 @@ impl Route {
         keys.read_row(t)
     }
 
-    fn choose_experts(&self, t: usize) {
-        let (products, weights) = (self.products.read_row(t), self.weights.row(t));
-        let best = products.iter().copied().max_by(f32::total_cmp).map_or(0.0, f64::from);
-        let exp = |g: usize| (f64::from(products[g]) - best).exp();
-        let total: f64 = match self.scoring {
-            Scoring::Softmax => (0..products.len()).map(exp).sum(),
-            Scoring::SoftmaxChosen | Scoring::Sigmoid => 1.0,
-        };
+    /// Writes the experts of token `t`.
+    fn select(&self, t: usize, best: f64, total: f64, chosen: &mut [u32]) {
+        if let Some(given) = &self.given {
+            let last = self.products.n_cols() - 1;
+            let experts = given.row(t).iter().map(|&expert| (expert as u32).min(last as u32));
+            return chosen.iter_mut().zip(experts).for_each(|(out, expert)| *out = expert);
+        }
         let keys = self.keys(t, best, total);
-        let chosen = self.chosen.row(t);
         let mut n = 0;
         for g in 0..keys.len() {
             // Only a larger key is inserted before earlier entries, so the lower id wins a tie.
@@ -140,23 +144,39 @@ impl Route {
             chosen.copy_within(at..n - 1, at + 1);
             chosen[at] = g as u32;
         }
+    }
+
+    fn choose_experts(&self, t: usize) {
+        let (products, weights) = (self.products.read_row(t), self.weights.row(t));
+        let best = products.iter().copied().max_by(f32::total_cmp).map_or(0.0, f64::from);
+        let exp = |g: usize| (f64::from(products[g]) - best).exp();
+        let total: f64 = match self.scoring {
+            Scoring::Softmax => (0..products.len()).map(exp).sum(),
+            Scoring::SoftmaxChosen | Scoring::Sigmoid | Scoring::SqrtSoftplus => 1.0,
+        };
+        let chosen = self.chosen.row(t);
+        self.select(t, best, total, chosen);
+        let chosen = &*chosen;
         let of_chosen: f64 = match self.scoring {
             Scoring::SoftmaxChosen => chosen.iter().map(|&g| exp(g as usize)).sum(),
-            Scoring::Softmax | Scoring::Sigmoid => 1.0,
+            Scoring::Softmax | Scoring::Sigmoid | Scoring::SqrtSoftplus => 1.0,
         };
         let score = |g: usize| match self.scoring {
             Scoring::SoftmaxChosen => exp(g) / of_chosen,
-            Scoring::Softmax | Scoring::Sigmoid => self.score(products[g], best, total),
+            Scoring::Softmax | Scoring::Sigmoid | Scoring::SqrtSoftplus => {
+                self.score(products[g], best, total)
+            }
         };
+        let chunks = chosen.iter().map(|&g| g as usize / self.n_per_chunk);
         let sum = if self.renormalise {
-            let sum: f64 = chosen.iter().map(|&g| score(g as usize)).sum();
+            let sum: f64 = chunks.clone().map(score).sum();
             sum.max(f64::from(MIN_WEIGHT_SUM))
         } else {
             1.0
         };
         weights.fill(0.0);
-        for &g in chosen.iter() {
-            weights[g as usize] = (score(g as usize) / sum * f64::from(self.scale)) as f32;
+        for chunk in chunks {
+            weights[chunk] += (score(chunk) / sum * f64::from(self.scale)) as f32;
         }
     }
 }

@@ -48,12 +48,17 @@ pub(crate) fn activate(activation: Activation, x: f64) -> f64 {
             };
             curve + f64::from(slope) * x
         }
+        Activation::Situ { beta, .. } => soft_cap(f64::from(beta), x) * sigmoid(x),
     }
 }
 
 /// A neuron's value from up and the test value, which is the gate, or up in blocks without a gate.
 pub(super) fn neuron(kind: FfnKind, activation: Activation, test: f64, up: f64) -> f64 {
     let gate = activate(activation, test);
+    let up = match activation.up_cap() {
+        Some(cap) if kind == FfnKind::Gated => soft_cap(f64::from(cap), up),
+        Some(_) | None => up,
+    };
     match (kind, activation.up_limit()) {
         (FfnKind::Plain, _) => gate,
         (FfnKind::Gated, None) => gate * up,
@@ -65,6 +70,11 @@ pub(super) fn neuron(kind: FfnKind, activation: Activation, test: f64, up: f64) 
     }
 }
 
+/// `x`, limited to `-cap..=cap` by a hyperbolic tangent.
+fn soft_cap(cap: f64, x: f64) -> f64 {
+    cap * (x / cap).tanh()
+}
+
 /// `act(g)` of one gate value.
 pub(crate) fn gate(activation: GateActivation, g: f64) -> f64 {
     match activation {
@@ -73,6 +83,8 @@ pub(crate) fn gate(activation: GateActivation, g: f64) -> f64 {
         GateActivation::Silu => activate(Activation::Silu, g),
         GateActivation::Softplus => softplus(g),
         GateActivation::Gelu => activate(Activation::Gelu, g),
+        GateActivation::SigmoidOfRoot if g == 0.0 || g.is_nan() => sigmoid(g),
+        GateActivation::SigmoidOfRoot => sigmoid(g.abs().max(1e-6).sqrt().copysign(g)),
     }
 }
 

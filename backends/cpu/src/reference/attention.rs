@@ -1,10 +1,10 @@
 //! RoPE, the paged KV cache, and attention over it.
 
-use hal::op::{Attention, Pairing, Rope, StoreKv};
+use hal::op::{Attention, CACHE_ROW, NO_POSITION, Pairing, Rope, StoreKv};
 use hal::{Operand, Tensor};
 
 use super::Memory;
-use super::operands::{Step, floats, optional_floats, row, write_cache_row, write_row};
+use super::operands::{Step, floats, optional_floats, row, words, write_cache_row, write_row};
 
 pub(super) fn rope(op: &Rope<Tensor>, memory: &dyn Memory) {
     let step = Step::new(memory, &op.batch);
@@ -35,7 +35,9 @@ pub(super) fn store_kv(op: &StoreKv<Tensor>, memory: &dyn Memory) {
     for t in 0..step.n_tokens(op.k.desc().n_rows) {
         let at = step.view().kv_rows()[t] as usize;
         write_cache_row(memory, &op.cache.k, at, &row(memory, &op.k, t));
-        write_cache_row(memory, &op.cache.v, at, &row(memory, &op.v, t));
+        if let (Some(cache), Some(v)) = (&op.cache.v, &op.v) {
+            write_cache_row(memory, cache, at, &row(memory, v, t));
+        }
     }
 }
 
@@ -47,7 +49,17 @@ pub(super) fn attention(op: &Attention<Tensor>, memory: &dyn Memory) {
         let visible = step.view().visible_positions(t, op.window);
         let view = step.view();
         let (seq, pos) = (view.seqs()[t] as usize, view.positions()[t] as usize);
-        let rows: Vec<usize> = visible.clone().map(|p| view.kv_row(seq, p)).collect();
+        let rows: Vec<usize> = match &op.selected {
+            None => visible.clone().map(|p| view.kv_row(seq, p)).collect(),
+            Some(selected) => {
+                let list = words(memory, &selected.rows(t..t + 1));
+                let row = |&entry: &u32| match entry & CACHE_ROW {
+                    0 => view.kv_row(seq, entry as usize),
+                    _ => (entry & !CACHE_ROW) as usize,
+                };
+                list.iter().take_while(|&&p| p != NO_POSITION).map(row).collect()
+            }
+        };
         let mut scores = scores(op, memory, t, &rows);
         if let Some(slopes) = &slopes {
             for (scores, &slope) in scores.iter_mut().zip(slopes) {
@@ -61,7 +73,7 @@ pub(super) fn attention(op: &Attention<Tensor>, memory: &dyn Memory) {
         let d_value = op.y.desc().n_cols / op.n_head;
         let mut y = vec![0.0; op.y.desc().n_cols];
         for (i, &r) in rows.iter().enumerate() {
-            let v = row(memory, &op.cache.v, r);
+            let v = row(memory, op.cache.values(), r);
             for (h, y) in y.chunks_exact_mut(d_value).enumerate() {
                 let v = &v[h * op.n_head_kv / op.n_head * d_value..][..d_value];
                 y.iter_mut().zip(v).for_each(|(y, &v)| *y += scores[h][i] * f64::from(v));

@@ -1,10 +1,10 @@
 //! Dense matrix products.
 
-use hal::op::MatMul;
+use hal::op::{HeadMatMul, MatMul};
 use hal::{Operand, Tensor};
 
 use super::Memory;
-use super::operands::{activation_rows, dot, optional_floats, row, write_row};
+use super::operands::{activation_rows, activations, dot, optional_floats, row, write_row};
 
 pub(super) fn matmul(op: &MatMul<Tensor>, memory: &dyn Memory) {
     let bias = optional_floats(memory, op.bias.as_ref());
@@ -15,6 +15,21 @@ pub(super) fn matmul(op: &MatMul<Tensor>, memory: &dyn Memory) {
         }
         let values: Vec<f32> = products.into_iter().map(|y| y as f32).collect();
         write_row(memory, &op.y, t, &values);
+    }
+}
+
+pub(super) fn head_matmul(op: &HeadMatMul<Tensor>, memory: &dyn Memory) {
+    let (n_in, n_out) = (op.w.desc().n_cols, op.n_out());
+    let weights: Vec<Vec<f32>> =
+        (0..op.w.desc().n_rows).map(|row_of| row(memory, &op.w, row_of)).collect();
+    for t in 0..op.x.desc().n_rows {
+        let (x, mut y) = (row(memory, &op.x, t), row(memory, &op.y, t));
+        for (head, weights) in weights.chunks_exact(n_out).enumerate() {
+            let x = activations(&x[head * op.x_step()..][..n_in], op.w.desc().format);
+            let y = &mut y[head * op.y_step()..];
+            y.iter_mut().zip(weights).for_each(|(y, weights)| *y = dot(weights, &x) as f32);
+        }
+        write_row(memory, &op.y, t, &y);
     }
 }
 

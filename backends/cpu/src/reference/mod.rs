@@ -5,9 +5,13 @@
 
 mod activation;
 mod attention;
+mod compress;
 mod elementwise;
+mod hyper;
+mod indexer;
 mod matmul;
 mod operands;
+mod pool_keys;
 mod predict;
 mod recurrent;
 mod route;
@@ -48,9 +52,17 @@ pub fn execute(op: &Op, memory: &dyn Memory) -> Result<()> {
         Op::SoftCap(op) => elementwise::soft_cap(op, memory),
         Op::CopyHeads(op) => elementwise::copy_heads(op, memory),
         Op::MatMul(op) => matmul::matmul(op, memory),
+        Op::HeadMatMul(op) => matmul::head_matmul(op, memory),
+        Op::PoolKeys(op) => pool_keys::pool_keys(op, memory),
+        Op::CompressKeys(op) => compress::compress_keys(op, memory),
+        Op::ListBlocks(op) => compress::list_blocks(op, memory),
+        Op::LightningIndexer(op) => indexer::lightning_indexer(op, memory),
         Op::Rope(op) => attention::rope(op, memory),
         Op::StoreKv(op) => attention::store_kv(op, memory),
         Op::Attention(op) => attention::attention(op, memory),
+        Op::HyperWeights(op) => hyper::hyper_weights(op, memory),
+        Op::HyperRead(op) => hyper::hyper_read(op, memory),
+        Op::HyperWrite(op) => hyper::hyper_write(op, memory),
         Op::SparseFfn(op) => sparse_ffn::sparse_ffn(op, memory),
         Op::Predict(op) => predict::predict(op, memory),
         Op::Route(op) => route::route(op, memory),

@@ -1,6 +1,6 @@
 //! Recurrent layers, with a state per sequence.
 
-use hal::op::{GatedDelta, MIN_KEY_NORM, ShortConv, SsmScan, WKV7_DECAY, Wkv6, Wkv7};
+use hal::op::{DecayCurve, GatedDelta, MIN_KEY_NORM, ShortConv, SsmScan, WKV7_DECAY, Wkv6, Wkv7};
 use hal::{Batch, Operand, Tensor};
 
 use super::Memory;
@@ -47,7 +47,7 @@ pub(super) fn short_conv(op: &ShortConv<Tensor>, memory: &dyn Memory) {
 }
 
 pub(super) fn gated_delta(op: &GatedDelta<Tensor>, memory: &dyn Memory) {
-    let [d_k, d_v] = op.head_dims();
+    let ([d_k, d_v], n_factors) = (op.head_dims(), op.n_factors());
     let [dt_bias, a] = [&op.dt_bias, &op.a].map(|v| floats(memory, v));
     for_each_token(&op.batch, op.q.desc().n_rows, &op.state, memory, |t, state| {
         let [q, k, v, decay, beta] =
@@ -56,12 +56,24 @@ pub(super) fn gated_delta(op: &GatedDelta<Tensor>, memory: &dyn Memory) {
         for (h, state) in state.chunks_exact_mut(d_k * d_v).enumerate() {
             let key_head = op.heads.key_head(h, op.n_head_k, op.n_head_v);
             let (q, k) = (&q[key_head * d_k..][..d_k], &k[key_head * d_k..][..d_k]);
-            let dt = softplus(f64::from(decay[h]) + f64::from(dt_bias[h]));
-            let factor = (f64::from(a[h]) * dt).exp();
+            let rows = h * n_factors..(h + 1) * n_factors;
+            let factors: Vec<f64> = decay[rows.clone()]
+                .iter()
+                .zip(&dt_bias[rows])
+                .map(|(&decay, &bias)| {
+                    let (x, rate) = (f64::from(decay) + f64::from(bias), f64::from(a[h]));
+                    match op.curve {
+                        DecayCurve::Softplus => (rate * softplus(x)).exp(),
+                        DecayCurve::Sigmoid { bound } => {
+                            (f64::from(bound) * sigmoid(rate * x)).exp()
+                        }
+                    }
+                })
+                .collect();
             let strength = sigmoid(f64::from(beta[h]));
             for j in 0..d_v {
-                let mut column: Vec<f64> =
-                    (0..d_k).map(|i| factor * f64::from(state[i * d_v + j])).collect();
+                let kept = |i: usize| factors[i % n_factors] * f64::from(state[i * d_v + j]);
+                let mut column: Vec<f64> = (0..d_k).map(kept).collect();
                 let known: f64 = column.iter().zip(k).map(|(s, &k)| s * f64::from(k)).sum();
                 let change = strength * (f64::from(v[h * d_v + j]) - known);
                 column.iter_mut().zip(k).for_each(|(s, &k)| *s += change * f64::from(k));

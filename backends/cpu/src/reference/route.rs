@@ -4,9 +4,9 @@ use hal::Tensor;
 use hal::op::{MIN_WEIGHT_SUM, Route, Scoring};
 
 use super::Memory;
-use super::activation::sigmoid;
+use super::activation::{sigmoid, softplus};
 use super::matmul::products;
-use super::operands::{optional_floats, write_row};
+use super::operands::{optional_floats, row, write_row};
 
 pub(super) fn route(op: &Route<Tensor>, memory: &dyn Memory) {
     let bias = optional_floats(memory, op.bias.as_ref());
@@ -26,6 +26,7 @@ pub(super) fn route(op: &Route<Tensor>, memory: &dyn Memory) {
                     Scoring::Softmax => exp(g) / total,
                     Scoring::SoftmaxChosen => products[g],
                     Scoring::Sigmoid => sigmoid(products[g]),
+                    Scoring::SqrtSoftplus => softplus(products[g]).sqrt(),
                 } + selection.as_ref().map_or(0.0, |selection| f64::from(selection[g]));
             }
         }
@@ -35,17 +36,22 @@ pub(super) fn route(op: &Route<Tensor>, memory: &dyn Memory) {
         let mut order: Vec<usize> = (0..products.len()).collect();
         // The sort is stable, so the lower id wins a tie.
         order.sort_by(|&a, &b| keys[b].total_cmp(&keys[a]));
+        if let Some(chosen) = &op.chosen {
+            order = row(memory, chosen, t).into_iter().map(|expert| expert as usize).collect();
+        }
         let chosen = &order[..op.n_used];
         let score = |g: usize| match op.scoring {
             Scoring::Softmax => exp(g) / total,
             Scoring::SoftmaxChosen => exp(g) / chosen.iter().map(|&g| exp(g)).sum::<f64>(),
             Scoring::Sigmoid => sigmoid(products[g]),
+            Scoring::SqrtSoftplus => softplus(products[g]).sqrt(),
         };
-        let sum = chosen.iter().map(|&g| score(g)).sum::<f64>().max(f64::from(MIN_WEIGHT_SUM));
+        let chunks = chosen.iter().map(|&g| g / op.n_per_chunk);
+        let sum = chunks.clone().map(score).sum::<f64>().max(f64::from(MIN_WEIGHT_SUM));
         let sum = if op.renormalise { sum } else { 1.0 };
-        let mut weights = vec![0.0; products.len()];
-        for &g in chosen {
-            weights[g] = (score(g) / sum * f64::from(op.scale)) as f32;
+        let mut weights = vec![0.0; products.len() / op.n_per_chunk];
+        for chunk in chunks {
+            weights[chunk] += (score(chunk) / sum * f64::from(op.scale)) as f32;
         }
         write_row(memory, &op.weights, t, &weights);
     }

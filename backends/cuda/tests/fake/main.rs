@@ -8,14 +8,7 @@ use hal::Backend;
 use simt::Options;
 use thermocline_cuda::{devices, open_with};
 
-vendor_tests!(
-    fake,
-    devices,
-    open,
-    "CUDA",
-    "compute capability",
-    conformance::without_long_prompts()
-);
+vendor_tests!(fake, devices, open, "CUDA", "compute capability", conformance::representative());
 
 /// Only `scripts/check_fakes` runs this.
 #[test]

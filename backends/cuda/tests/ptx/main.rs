@@ -2,10 +2,11 @@
 //! interpreter (`backends/ptx`). A fault of a kernel loses the device, so its case fails.
 
 mod archive;
+mod costs;
 mod faults;
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
 use conformance::Case;
@@ -21,6 +22,8 @@ const CAPABILITIES: [(u32, u32); 10] =
     [(9, 0), (7, 5), (9, 0), (9, 0), (8, 6), (9, 0), (9, 0), (9, 0), (8, 6), (7, 5)];
 /// The devices of the test of all cases.
 const ALL: [usize; 3] = [7, 8, 9];
+/// Held by a test while it uses one of `ALL`: the launches of one are counted by another test.
+static SHARED: Mutex<()> = Mutex::new(());
 
 /// Settings that give a device its compute capability.
 fn capability(number: usize) -> String {
@@ -125,6 +128,16 @@ fn attention_conforms() {
 }
 
 #[test]
+fn sparse_attention_conforms() {
+    check(
+        3,
+        &["LightningIndexer/F16/few", "LightningIndexer/BF16/ties-few", "LightningIndexer/F32/NaN"],
+    );
+    check(3, &["Attention/F16/selected-few", "Attention/Q8_0/selected-values-few", "PoolKeys/F16"]);
+    check(3, &["HyperWeights", "HyperRead", "HyperWrite"]);
+}
+
+#[test]
 fn feed_forward_blocks_conform() {
     check(5, &["SparseFfn/Q4_0/selected", "SparseFfn/Q4_0/alone"]);
 }
@@ -139,6 +152,7 @@ fn hand_offs_and_programs_conform() {
 #[ignore = "takes minutes"]
 fn every_kernel_conforms_in_every_case() {
     let Some((_, interpreter)) = interpreter() else { return };
+    let _alone = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
     // Each capability runs all cases, since its kernels differ.
     std::thread::scope(|scope| {
         for number in ALL {

@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::facts::Work;
 use super::{Check, Visit, op, op_map, op_type, op_visit};
 use crate::format::Format;
-use crate::{KV_BLOCK, KvCache, Operand, Result};
+use crate::{KV_BLOCK, KvRows, Operand, Result};
 
 /// Formats of keys and values; the two may differ.
 pub const KV_FORMATS: &[Format] = &[
@@ -76,20 +76,17 @@ impl Window {
 }
 
 impl Check {
-    /// Checks a cache with `n_cols` values per key row and per value row, and as many key rows as
-    /// value rows.
-    fn cache<T: Operand>(&self, cache: &KvCache<T>, n_cols: [usize; 2]) -> Result<()> {
+    /// Checks a cache with `n_cols` values per key row and, if it has value rows, per value row, and
+    /// as many key rows as value rows.
+    pub(super) fn cache<T: Operand>(&self, cache: &KvRows<T>, n_cols: [usize; 2]) -> Result<()> {
         self.at_least("cache", &cache.k, 1, n_cols[0])?;
-        self.at_least("cache", &cache.v, 1, n_cols[1])?;
-        let [k, v] = [cache.k.desc(), cache.v.desc()];
-        self.require(
-            k.n_rows == v.n_rows,
-            "cache",
-            format!("{} rows, as for the keys", k.n_rows),
-            v,
-        )?;
         self.format("cache", &cache.k, KV_FORMATS)?;
-        self.format("cache", &cache.v, KV_FORMATS)
+        let Some(v) = &cache.v else { return Ok(()) };
+        self.at_least("cache", v, 1, n_cols[1])?;
+        self.format("cache", v, KV_FORMATS)?;
+        let n_rows = cache.k.desc().n_rows;
+        let expected = format!("{n_rows} rows, as for the keys");
+        self.require(n_rows == v.desc().n_rows, "cache", expected, v.desc())
     }
 }
 
@@ -101,12 +98,13 @@ op! {
     /// | `k`, `v` | `[n_tokens, n_head_kv * d_head]`; `k` and `v` may differ in `d_head` | F32 |
     /// | `cache` | `[n_blocks * KV_BLOCK, n_head_kv * d_head]`, with the same `d_head` | each one of [`KV_FORMATS`] |
     ///
-    /// Values are rounded by [`Format::quantize_cache`]. Padding tokens write nothing.
+    /// Values are rounded by [`Format::quantize_cache`]. Padding tokens write nothing. `v` is present
+    /// exactly if the cache has rows of values.
     StoreKv {
         /// Keys, after RoPE.
         read k,
-        /// Values.
-        read v,
+        /// Values; `None` if they are a part of the keys ([`KvRows::v`]).
+        maybe v,
         /// Gives each token's cache row.
         batch batch,
         /// The layer's cache.
@@ -119,10 +117,12 @@ impl<T: Operand> StoreKv<T> {
     pub(super) fn check(&self) -> Result<()> {
         let c = Check("StoreKv");
         let k = self.k.desc();
-        let v = self.v.desc();
+        let v_cols = self.v.as_ref().map_or(0, |v| v.desc().n_cols);
         c.f32("k", &self.k, k.n_rows, k.n_cols)?;
-        c.f32("v", &self.v, k.n_rows, v.n_cols)?;
-        c.cache(&self.cache, [k.n_cols, v.n_cols])?;
+        c.maybe_f32("v", &self.v, k.n_rows, v_cols)?;
+        let both = self.v.is_some() == self.cache.v.is_some();
+        c.require(both, "v", "values exactly if the cache has rows for them", both)?;
+        c.cache(&self.cache, [k.n_cols, v_cols])?;
         c.batch(&self.batch, k.n_rows)
     }
 }
@@ -133,7 +133,11 @@ op! {
     /// `y[t, h] = sum_p softmax_p(scale * q[t, h] . k[p, g]) * v[p, g]` with
     /// `g = h * n_head_kv / n_head`, over the positions `p` of [`Window::positions`]. A soft cap `c`
     /// maps a score `s` to `c * tanh(s / c)`; a slope then subtracts `slope[h] * |p - pos|` (ALiBi,
-    /// Press et al.); a sink adds `exp(sink[h])` to the denominator.
+    /// Press et al.); a sink adds `exp(sink[h])` to the denominator. With `selected`, a token attends
+    /// to the positions of its row alone, which are in ascending order, at most its own, and not
+    /// followed by others after a [`super::NO_POSITION`]; there is no window and no slope then. An entry
+    /// with [`super::CACHE_ROW`] set is a row of the cache, which has more rows than its blocks then, in
+    /// place of a position ([`super::BlockList`]).
     ///
     /// | operand | shape | format |
     /// |---|---|---|
@@ -141,10 +145,12 @@ op! {
     /// | `y` | `[n_tokens, n_head * d_value]` | F32 |
     /// | `cache` | `[n_blocks * KV_BLOCK, n_head_kv * d_head]`; `d_value` for values | each one of [`KV_FORMATS`] |
     /// | `slopes`, `sinks` | `[1, n_head]` | F32 |
+    /// | `selected` | `[n_tokens, top_k]` | U32 |
     ///
     /// Keys and values are dequantised from their cache format; queries and attention weights stay
     /// F32. Even with a quantised cache, only the stored keys and values are rounded. A quantised
-    /// cache needs heads of whole blocks: a multiple of 32 values.
+    /// cache needs heads of whole blocks: a multiple of 32 values. In a cache without rows of values,
+    /// a value is the first `d_value` values of its key; such a cache has one KV head.
     ///
     /// Splits over positions have a fixed size, so that the result has the same bits for any
     /// number of threads. Source: Flash attention's online softmax (Dao et al.), paged as in vLLM
@@ -160,6 +166,9 @@ op! {
         maybe slopes,
         /// Learned attention sinks.
         maybe sinks,
+        /// The positions that each token attends to, from [`super::LightningIndexer`]; `None` for all
+        /// of its window.
+        maybe selected,
         /// Output.
         write y,
         ;
@@ -181,6 +190,8 @@ impl<T: Operand> Attention<T> {
     pub(super) fn work(&self) -> Work {
         let positions = (self.batch.shape.max_blocks * KV_BLOCK) as u64;
         let positions = self.window.map_or(positions, |window| positions.min(window.size() as u64));
+        let top_k = self.selected.as_ref().map(|selected| selected.desc().n_cols as u64);
+        let positions = top_k.map_or(positions, |top_k| positions.min(top_k));
         let (q, y) = (self.q.desc(), self.y.desc());
         Work::new(q.n_rows, positions.saturating_mul((q.n_cols + y.n_cols) as u64))
     }
@@ -200,7 +211,12 @@ impl<T: Operand> Attention<T> {
         c.f32("q", &self.q, q.n_rows, q.n_cols)?;
         c.f32("y", &self.y, q.n_rows, y.n_cols)?;
         c.cache(&self.cache, [d_head * self.n_head_kv, d_value * self.n_head_kv])?;
-        for (half, d_head) in [(&self.cache.k, d_head), (&self.cache.v, d_value)] {
+        if self.cache.v.is_none() {
+            let within = self.n_head_kv == 1 && d_value <= d_head;
+            let expected = "one KV head with keys at least as long as the values";
+            c.require(within, "cache", expected, format!("{} KV heads", self.n_head_kv))?;
+        }
+        for (half, d_head) in [(&self.cache.k, d_head), (self.cache.values(), d_value)] {
             let block = half.desc().format.block_values();
             let expected = format!("heads of a multiple of {block} values");
             c.require(d_head.is_multiple_of(block), "cache", expected, half.desc())?;
@@ -209,6 +225,11 @@ impl<T: Operand> Attention<T> {
         c.maybe_f32("sinks", &self.sinks, 1, self.n_head)?;
         let empty = self.window.is_some_and(|window| window.size() == 0);
         c.require(!empty, "window", "at least 1", 0)?;
+        if let Some(selected) = &self.selected {
+            c.selected(selected, q.n_rows)?;
+            let alone = self.window.is_none() && self.slopes.is_none();
+            c.require(alone, "selected", "neither a window nor slopes", selected.desc())?;
+        }
         c.batch(&self.batch, q.n_rows)
     }
 }

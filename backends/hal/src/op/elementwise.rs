@@ -223,6 +223,9 @@ pub enum GateActivation {
     Softplus,
     /// The tanh approximation of GELU, as GGML's `gelu`.
     Gelu,
+    /// The sigmoid of `g`'s root with `g`'s sign, `sign(g) * sqrt(max(|g|, 1e-6))`; 1/2 where `g` is 0
+    /// (Qwen3.8-Flash-Next).
+    SigmoidOfRoot,
 }
 
 op! {

@@ -8,10 +8,14 @@
 //! steps of up to 16 tokens, the values of a token do not depend on the other tokens.
 
 mod attention;
+mod compress;
 mod elementwise;
 mod facts;
 mod handoff;
+mod hyper;
+mod indexer;
 mod matmul;
+mod pool_keys;
 mod predict;
 mod recurrent;
 mod rope;
@@ -19,16 +23,20 @@ mod route;
 mod sparse_ffn;
 
 pub use attention::{Attention, KV_FORMATS, StoreKv, Window};
+pub use compress::{BlockList, CACHE_ROW, CompressKeys, ListBlocks, block_row, block_rows};
 pub use elementwise::{
     Add, AddPositions, CopyHeads, GateActivation, Gather, GetRows, HeadColumns, Mul, Norm,
     NormKind, ScaleByPosition, SoftCap,
 };
 pub use facts::{Access, HandOff, OperandUse, Role, Work};
 pub use handoff::{Merge, Post};
-pub use matmul::MatMul;
+pub use hyper::{HyperRead, HyperWeights, HyperWrite, MAX_STREAMS};
+pub use indexer::{LightningIndexer, NO_POSITION};
+pub use matmul::{HeadMatMul, MatMul};
+pub use pool_keys::PoolKeys;
 pub use predict::{HiddenActivation, Predict};
 pub use recurrent::{
-    GatedDelta, HeadMapping, MIN_KEY_NORM, ShortConv, SsmScan, WKV7_DECAY, Wkv6, Wkv7,
+    DecayCurve, GatedDelta, HeadMapping, MIN_KEY_NORM, ShortConv, SsmScan, WKV7_DECAY, Wkv6, Wkv7,
 };
 pub use rope::{Pairing, Rope};
 pub use route::{MIN_WEIGHT_SUM, Route, Scoring};
@@ -58,8 +66,8 @@ macro_rules! op_type {
     (set_out $t:ty) => { $crate::RowSet<$t> };
     (maybe_set $t:ty) => { Option<$crate::RowSet<$t>> };
     (maybe_set_out $t:ty) => { Option<$crate::RowSet<$t>> };
-    (cache $t:ty) => { $crate::KvCache<$t> };
-    (cache_out $t:ty) => { $crate::KvCache<$t> };
+    (cache $t:ty) => { $crate::KvRows<$t> };
+    (cache_out $t:ty) => { $crate::KvRows<$t> };
 }
 
 macro_rules! op_map {
@@ -163,12 +171,10 @@ macro_rules! op_visit {
         }
     };
     (cache $n:expr, $v:expr, $f:expr) => {
-        $f($n, op_visit!(@ Read Cache), &$v.k);
-        $f($n, op_visit!(@ Read Cache), &$v.v)
+        $v.tensors().for_each(|half| $f($n, op_visit!(@ Read Cache), half))
     };
     (cache_out $n:expr, $v:expr, $f:expr) => {
-        $f($n, op_visit!(@ Update Cache), &$v.k);
-        $f($n, op_visit!(@ Update Cache), &$v.v)
+        $v.tensors().for_each(|half| $f($n, op_visit!(@ Update Cache), half))
     };
 }
 
@@ -282,13 +288,21 @@ ops!(
     Gather,
     Norm,
     MatMul,
+    HeadMatMul,
     Rope,
     CopyHeads,
     StoreKv,
+    PoolKeys,
+    CompressKeys,
+    LightningIndexer,
+    ListBlocks,
     Attention,
     Add,
     Mul,
     SoftCap,
+    HyperWeights,
+    HyperRead,
+    HyperWrite,
     SparseFfn,
     Predict,
     Route,

@@ -80,22 +80,49 @@ impl HeadMapping {
     }
 }
 
+/// The logarithm of the decay factor of a gated delta rule, from `x = decay + dt_bias` and the
+/// head's rate `a`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum DecayCurve {
+    /// `a * softplus(x)`; `a` is `-exp(A_log)`.
+    Softplus,
+    /// `bound * sigmoid(a * x)`: at least `bound`, which is negative (Ling 3); `a` is `exp(A_log)`.
+    Sigmoid {
+        /// The lower bound.
+        bound: f32,
+    },
+}
+
+impl DecayCurve {
+    /// The lower bound; 0 without one.
+    #[must_use]
+    pub fn bound(self) -> f32 {
+        match self {
+            DecayCurve::Softplus => 0.0,
+            DecayCurve::Sigmoid { bound } => bound,
+        }
+    }
+}
+
 op! {
-    /// The gated delta rule, per value head: with state `S` of `[d_k, d_v]`,
-    /// `S *= exp(a * softplus(decay + dt_bias))`, `S += sigmoid(beta) * k (v - S^T k)^T`,
-    /// `y = scale * S^T q`.
+    /// The gated delta rule, per value head: with state `S` of `[d_k, d_v]`, decay factors
+    /// `f = exp(curve(decay + dt_bias))` and `D = diag(f)`, `S = D S`,
+    /// `S += sigmoid(beta) * k (v - S^T k)^T`, `y = scale * S^T q`. A head has one factor, or, in
+    /// Kimi Delta Attention, one for each row of its state.
     ///
     /// | operand | shape | format |
     /// |---|---|---|
     /// | `q`, `k` | `[n_tokens, n_head_k * d_k]` | F32 |
     /// | `v`, `y` | `[n_tokens, n_head_v * d_v]` | F32 |
-    /// | `decay`, `beta` | `[n_tokens, n_head_v]`, before bias and activation | F32 |
-    /// | `dt_bias`, `a` | `[1, n_head_v]`; `a` is negative: `-exp(A_log)` | F32 |
+    /// | `beta` | `[n_tokens, n_head_v]`, before the sigmoid | F32 |
+    /// | `decay` | `[n_tokens, n_head_v]` or `[n_tokens, n_head_v * d_k]`, before bias and curve | F32 |
+    /// | `dt_bias` | `[1, n]` with the columns of `decay` | F32 |
+    /// | `a` | `[1, n_head_v]` | F32 |
     /// | `state` | `[n_seq, n_head_v * d_k * d_v]`, `S[i, j]` at `i * d_v + j` | F32 |
     ///
     /// `n_head_k` divides `n_head_v`. The op does not normalise queries and keys; a model that
-    /// needs it runs [`super::NormKind::L2`] before. Source: Gated Delta Networks (Yang et al.
-    /// 2024).
+    /// needs it runs [`super::NormKind::L2`] before. Sources: Gated Delta Networks (Yang et al.
+    /// 2024), Kimi Linear (Kimi Team 2025).
     GatedDelta {
         /// Queries.
         read q,
@@ -103,7 +130,7 @@ op! {
         read k,
         /// Values.
         read v,
-        /// Decay before bias and softplus.
+        /// Decay before bias and curve.
         read decay,
         /// Writing strength before the sigmoid.
         read beta,
@@ -124,6 +151,8 @@ op! {
         n_head_v: usize,
         /// Which key head each value head reads.
         heads: HeadMapping,
+        /// The logarithm of the decay factors.
+        curve: DecayCurve,
         /// Factor on the output.
         scale: f32,
     }
@@ -140,6 +169,13 @@ impl<T: Operand> GatedDelta<T> {
     #[must_use]
     pub fn head_dims(&self) -> [usize; 2] {
         [self.q.desc().n_cols / self.n_head_k, self.v.desc().n_cols / self.n_head_v]
+    }
+
+    /// Number of decay factors of a head: 1, or one for each row of its state. A head of one row
+    /// has one factor either way.
+    #[must_use]
+    pub fn n_factors(&self) -> usize {
+        self.decay.desc().n_cols / self.n_head_v
     }
 
     pub(super) fn check(&self) -> Result<()> {
@@ -159,13 +195,15 @@ impl<T: Operand> GatedDelta<T> {
         for (name, tensor) in [("v", &self.v), ("y", &self.y)] {
             c.f32(name, tensor, n, v.n_cols)?;
         }
-        for (name, tensor) in [("decay", &self.decay), ("beta", &self.beta)] {
-            c.f32(name, tensor, n, n_head_v)?;
-        }
-        for (name, tensor) in [("dt_bias", &self.dt_bias), ("a", &self.a)] {
-            c.f32(name, tensor, 1, n_head_v)?;
-        }
         let [d_k, _] = self.head_dims();
+        let per_row = self.decay.desc().n_cols != n_head_v;
+        let n_decay = if per_row { d_k.saturating_mul(n_head_v) } else { n_head_v };
+        c.f32("decay", &self.decay, n, n_decay)?;
+        c.f32("dt_bias", &self.dt_bias, 1, n_decay)?;
+        c.f32("beta", &self.beta, n, n_head_v)?;
+        c.f32("a", &self.a, 1, n_head_v)?;
+        let bound = self.curve.bound();
+        c.require(bound <= 0.0 && bound.is_finite(), "curve", "a bound of at most 0", bound)?;
         let Some(cols) = d_k.checked_mul(v.n_cols) else {
             return Err(Error::shape("GatedDelta", "state", "a size that does not overflow", v));
         };

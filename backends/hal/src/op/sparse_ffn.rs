@@ -59,6 +59,13 @@ pub enum Activation {
         /// Slope at 0.
         slope: f32,
     },
+    /// SiTU (Kimi K3): `h = beta * tanh(gate / beta) * sigmoid(gate) * cap * tanh(up / cap)`.
+    Situ {
+        /// Limit of the gate's magnitude.
+        beta: f32,
+        /// Limit of up's magnitude; 0 for none.
+        cap: f32,
+    },
 }
 
 impl Activation {
@@ -79,6 +86,19 @@ impl Activation {
             }
             Activation::Relu | Activation::Relu2 | Activation::Silu => None,
             Activation::Gelu | Activation::GeluErf | Activation::XIelu { .. } => None,
+            Activation::Situ { .. } => None,
+        }
+    }
+
+    /// `cap` if up becomes `cap * tanh(up / cap)` in gated blocks; `None` for other activations.
+    #[must_use]
+    pub fn up_cap(self) -> Option<f32> {
+        match self {
+            Activation::Situ { cap, .. } => (cap > 0.0).then_some(cap),
+            Activation::SwigluOai { .. } | Activation::SwigluClamped { .. } => None,
+            Activation::SiluClamped { .. } | Activation::XIelu { .. } => None,
+            Activation::Relu | Activation::Relu2 | Activation::Silu => None,
+            Activation::Gelu | Activation::GeluErf => None,
         }
     }
 }

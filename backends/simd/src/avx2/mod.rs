@@ -11,6 +11,7 @@ mod block256;
 mod block32;
 mod grid;
 mod panel;
+mod panel_vnni;
 mod plain;
 mod quantize;
 mod recurrent;
@@ -31,7 +32,7 @@ pub(super) const TABLE: Table = Table {
     dot,
     sum_rows: sum_rows::sum_rows,
     transposed: transposed::transposed,
-    panel: PanelKernels { fill: panel::FILL, multiply: panel::MULTIPLY },
+    panel: PanelKernels { fill: panel::FILL, multiply: panel::multiplication() },
     quantize: |x, q, d, sum| {
         // SAFETY: `Kernels::select` returns this table only if `is_supported` holds.
         unsafe { quantize::quantize(x, q, d, sum) }
@@ -42,9 +43,19 @@ pub(super) const TABLE: Table = Table {
     },
     attention: &attention::ATTENTION,
     activate: activation::ACTIVATE,
+    soft_cap: activation::SOFT_CAP,
     gate: activation::GATE,
     recurrent: &recurrent::RECURRENT,
 };
+
+/// The kernels of AVX2 with other products of panels.
+pub(super) const VNNI_TABLE: Table =
+    Table { panel: PanelKernels { fill: panel::FILL, multiply: panel_vnni::MULTIPLY }, ..TABLE };
+
+/// Whether the processor has the instructions of [`VNNI_TABLE`].
+pub(super) fn has_vnni() -> bool {
+    is_supported() && is_x86_feature_detected!("avxvnni")
+}
 
 pub(super) fn is_supported() -> bool {
     is_x86_feature_detected!("avx2")

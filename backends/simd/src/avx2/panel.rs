@@ -23,7 +23,7 @@ panel_kernels!("avx2,fma,f16c");
 panel_passes!("avx2,fma,f16c");
 
 /// The value added to a format's codes in a panel. It makes small codes unsigned.
-fn bias(format: Format) -> i32 {
+pub(super) fn bias(format: Format) -> i32 {
     small_codes(format).map_or(BIAS, |(bias, _)| bias)
 }
 
@@ -138,7 +138,7 @@ unsafe fn signed_groups<const GROUP: usize, const MIN: bool>(
 /// Adds the integer products of group `g`, times their scales, and subtracts the minimums.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn add_group<const GROUP: usize, const MIN: bool, const N: usize>(
+pub(super) fn add_group<const GROUP: usize, const MIN: bool, const N: usize>(
     panel: &[f32],
     g: usize,
     dots: [[__m256i; 2]; N],
@@ -163,7 +163,7 @@ fn add_group<const GROUP: usize, const MIN: bool, const N: usize>(
 /// 16 values from `at` on.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn two(from: &[f32], at: usize) -> [V; 2] {
+pub(super) fn two(from: &[f32], at: usize) -> [V; 2] {
     [load_ps(from, at), load_ps(from, at + LANES)]
 }
 

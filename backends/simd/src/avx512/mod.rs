@@ -30,7 +30,7 @@ pub(super) const TABLE: Table = Table {
     dot,
     sum_rows: sum_rows::sum_rows,
     transposed: transposed::transposed,
-    panel: PanelKernels { fill: panel::FILL, multiply: panel::MULTIPLY },
+    panel: PanelKernels { fill: panel::FILL, multiply: panel::multiplication() },
     quantize: |x, q, d, sum| {
         // SAFETY: `Kernels::select` returns this table only if `is_supported` holds.
         unsafe { quantize::quantize(x, q, d, sum) }
@@ -41,6 +41,7 @@ pub(super) const TABLE: Table = Table {
     },
     attention: &attention::ATTENTION,
     activate: activation::ACTIVATE,
+    soft_cap: activation::SOFT_CAP,
     gate: activation::GATE,
     recurrent: &recurrent::RECURRENT,
 };

@@ -6,6 +6,7 @@ use hal::format::IQ4_CODES;
 
 use super::super::rows::Row;
 use super::super::tile::{Q8Tile, Tokens, for_tiles, q3_scales, six_bits};
+use super::products::CodeProducts;
 use super::vector::{V, load_bytes, look_up, mul, nibbles, one_scale, store_ps, widen_i8};
 use super::{Products, SubBlockProducts, totals};
 
@@ -39,13 +40,13 @@ fn four_blocks(bytes: &[u8], at: usize) -> [[int8x16_t; 2]; 4] {
 
 #[inline]
 #[target_feature(enable = "neon")]
-pub(super) fn q4_k<const N: usize>(row: Row<'_>, x: Tokens<'_, N>) -> [f32; N] {
+pub(super) fn q4_k<P: CodeProducts, const N: usize>(row: Row<'_>, x: Tokens<'_, N>) -> [f32; N] {
     let mut acc = [vdupq_n_f32(0.0); N];
     for_tiles::<{ 2 * 144 }, N>(row, x, |tile, x| {
         let mut products = two_blocks(tile, &tile[144..], x);
         for i in 0..4 {
             let codes = four_blocks(tile, 144 * (i / 2) + 16 + 64 * (i % 2));
-            products.add::<false>(4 * i, codes, x);
+            products.add::<P, false, 0>(4 * i, codes, x);
         }
         products.add_to(&mut acc);
     });
@@ -54,7 +55,7 @@ pub(super) fn q4_k<const N: usize>(row: Row<'_>, x: Tokens<'_, N>) -> [f32; N] {
 
 #[inline]
 #[target_feature(enable = "neon")]
-pub(super) fn q5_k<const N: usize>(row: Row<'_>, x: Tokens<'_, N>) -> [f32; N] {
+pub(super) fn q5_k<P: CodeProducts, const N: usize>(row: Row<'_>, x: Tokens<'_, N>) -> [f32; N] {
     let mut acc = [vdupq_n_f32(0.0); N];
     for_tiles::<{ 2 * 176 }, N>(row, x, |tile, x| {
         let mut products = two_blocks(tile, &tile[176..], x);
@@ -63,14 +64,15 @@ pub(super) fn q5_k<const N: usize>(row: Row<'_>, x: Tokens<'_, N>) -> [f32; N] {
             let high_bits = [16, 32].map(|at| load_bytes(tile, block + at));
             let mut codes = four_blocks(tile, block + 48 + 64 * (i % 2));
             for (g, codes) in codes.iter_mut().enumerate() {
-                // Bit g of each byte is the high bit of a code of group g of the block.
-                let bit = vdupq_n_u8(1 << (4 * (i % 2) + g));
+                // Bit g of each byte is the high bit of a code of group g of the block. Negative
+                // counts shift to the right.
+                let shift = vdupq_n_s8(4 - (4 * (i % 2) + g) as i8);
                 for (codes, high_bits) in codes.iter_mut().zip(high_bits) {
-                    let high_bit = vandq_u8(vtstq_u8(high_bits, bit), vdupq_n_u8(16));
+                    let high_bit = vandq_u8(vshlq_u8(high_bits, shift), vdupq_n_u8(16));
                     *codes = vorrq_s8(*codes, vreinterpretq_s8_u8(high_bit));
                 }
             }
-            products.add::<false>(4 * i, codes, x);
+            products.add::<P, false, 0>(4 * i, codes, x);
         }
         products.add_to(&mut acc);
     });
@@ -90,14 +92,14 @@ fn sixteen_scales(bytes: &[u8], d: &[u8]) -> [f32; 16] {
 
 #[inline]
 #[target_feature(enable = "neon")]
-pub(super) fn q6_k<const N: usize>(row: Row<'_>, x: Tokens<'_, N>) -> [f32; N] {
+pub(super) fn q6_k<P: CodeProducts, const N: usize>(row: Row<'_>, x: Tokens<'_, N>) -> [f32; N] {
     let mut acc = [vdupq_n_f32(0.0); N];
     for_tiles::<{ 2 * 210 }, N>(row, x, |tile, x| {
         for (half, block) in tile.as_chunks::<210>().0.iter().enumerate() {
             let scales = sixteen_scales(&block[192..208], &block[208..]);
             let mut products = SubBlockProducts::new(half, &scales, x);
             for part in 0..2 {
-                products.add(part, six_bit_codes(block, part), x);
+                products.add::<P>(part, six_bit_codes(block, part), x);
             }
             products.add_to(&mut acc);
         }
@@ -122,7 +124,7 @@ fn bit_pairs(bytes: &[u8], at: usize) -> [int8x16_t; 8] {
 
 #[inline]
 #[target_feature(enable = "neon")]
-pub(super) fn q2_k<const N: usize>(row: Row<'_>, x: Tokens<'_, N>) -> [f32; N] {
+pub(super) fn q2_k<P: CodeProducts, const N: usize>(row: Row<'_>, x: Tokens<'_, N>) -> [f32; N] {
     let mut acc = [vdupq_n_f32(0.0); N];
     for_tiles::<{ 2 * 84 }, N>(row, x, |tile, x| {
         for (half, block) in tile.as_chunks::<84>().0.iter().enumerate() {
@@ -133,8 +135,8 @@ pub(super) fn q2_k<const N: usize>(row: Row<'_>, x: Tokens<'_, N>) -> [f32; N] {
             let mins = sixteen_scales(&high, &block[82..]);
             let mut products = SubBlockProducts::new(half, &scales, x);
             for part in 0..2 {
-                products.add(part, bit_pairs(block, 16 + 32 * part), x);
-                products.subtract_mins(part, &mins, x);
+                products.add::<P>(part, bit_pairs(block, 16 + 32 * part), x);
+                products.subtract_mins::<P>(part, &mins, x);
             }
             products.add_to(&mut acc);
         }
@@ -144,7 +146,7 @@ pub(super) fn q2_k<const N: usize>(row: Row<'_>, x: Tokens<'_, N>) -> [f32; N] {
 
 #[inline]
 #[target_feature(enable = "neon")]
-pub(super) fn q3_k<const N: usize>(row: Row<'_>, x: Tokens<'_, N>) -> [f32; N] {
+pub(super) fn q3_k<P: CodeProducts, const N: usize>(row: Row<'_>, x: Tokens<'_, N>) -> [f32; N] {
     let mut acc = [vdupq_n_f32(0.0); N];
     for_tiles::<{ 2 * 110 }, N>(row, x, |tile, x| {
         for (half, block) in tile.as_chunks::<110>().0.iter().enumerate() {
@@ -161,7 +163,7 @@ pub(super) fn q3_k<const N: usize>(row: Row<'_>, x: Tokens<'_, N>) -> [f32; N] {
                     let less = vbicq_u8(vdupq_n_u8(4), set);
                     *codes = vsubq_s8(*codes, vreinterpretq_s8_u8(less));
                 }
-                products.add(part, codes, x);
+                products.add::<P>(part, codes, x);
             }
             products.add_to(&mut acc);
         }
@@ -183,7 +185,7 @@ fn iq4_scales(block: &[u8]) -> V {
 
 #[inline]
 #[target_feature(enable = "neon")]
-pub(super) fn iq4_xs<const N: usize>(row: Row<'_>, x: Tokens<'_, N>) -> [f32; N] {
+pub(super) fn iq4_xs<P: CodeProducts, const N: usize>(row: Row<'_>, x: Tokens<'_, N>) -> [f32; N] {
     let mut acc = [vdupq_n_f32(0.0); N];
     for_tiles::<{ 2 * 136 }, N>(row, x, |tile, x| {
         let ([a, b], [c, d]) = (iq4_scales(tile), iq4_scales(&tile[136..]));
@@ -191,7 +193,7 @@ pub(super) fn iq4_xs<const N: usize>(row: Row<'_>, x: Tokens<'_, N>) -> [f32; N]
         for first in (0..16).step_by(4) {
             let block = 136 * (first / 8) + 8 + 16 * (first % 8);
             let codes = std::array::from_fn(|i| look_up(&IQ4_CODES, tile, block + 16 * i));
-            products.add::<true>(first, codes, x);
+            products.add::<P, true, 0>(first, codes, x);
         }
         products.add_to(&mut acc);
     });

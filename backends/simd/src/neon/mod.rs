@@ -1,15 +1,17 @@
-//! NEON, which every AArch64 processor that Rust's standard library supports has.
+//! NEON, which every AArch64 processor that Rust's standard library supports has, and two levels
+//! with more instructions for products of codes.
 //!
-//! Products of codes have 16 bits and are summed in 32 bits. `sdot` would do both in one
-//! instruction, but its intrinsics are not stable in Rust (`stdarch_neon_dotprod`,
-//! rust-lang/rust#117224).
+//! The levels share all kernels except these products (`products.rs`, `panel_products.rs`), whose
+//! integer sums are exact: a result has the same bits with each of them.
 
 mod activation;
 mod attention;
 mod block256;
 mod block32;
 mod panel;
+mod panel_products;
 mod plain;
+mod products;
 mod quantize;
 mod recurrent;
 mod sum_rows;
@@ -25,53 +27,71 @@ use hal::format::Format;
 use super::rows::{Row, RowRun, dot_of_rows};
 use super::tile::{Q8Tile, Tokens};
 use super::{ActView, DotKernels, PanelKernels, Table};
+use panel_products::{MatrixProducts, PanelProducts};
+use products::{CodeProducts, DotProducts, WideningProducts};
 use vector::*;
 
-pub(super) const TABLE: Table = Table {
-    dot,
-    sum_rows: sum_rows::sum_rows,
-    transposed: transposed::transposed,
-    panel: PanelKernels { fill: panel::FILL, multiply: panel::MULTIPLY },
-    quantize: |x, q, d, sum| {
-        // SAFETY: `Kernels::select` returns this table only if `is_supported` holds.
-        unsafe { quantize::quantize(x, q, d, sum) }
-    },
-    sum_squares: |x| {
-        // SAFETY: as above.
-        unsafe { plain::sum_squares(x) }
-    },
-    attention: &attention::ATTENTION,
-    activate: activation::ACTIVATE,
-    gate: activation::GATE,
-    recurrent: &recurrent::RECURRENT,
-};
+pub(super) const TABLE: Table = table::<WideningProducts, WideningProducts>();
+pub(super) const DOT_TABLE: Table = table::<DotProducts, DotProducts>();
+pub(super) const MATRIX_TABLE: Table = table::<DotProducts, MatrixProducts>();
+
+/// The kernels of the level with the products `P` in dot kernels and `M` in panels.
+const fn table<P: CodeProducts, M: PanelProducts>() -> Table {
+    Table {
+        dot: dot::<P>,
+        sum_rows: sum_rows::sum_rows,
+        transposed: transposed::transposed,
+        panel: PanelKernels { fill: M::FILL, multiply: panel::multiplication::<M>() },
+        quantize: |x, q, d, sum| {
+            // SAFETY: `Kernels::select` returns this table only if `is_supported` holds.
+            unsafe { quantize::quantize(x, q, d, sum) }
+        },
+        sum_squares: |x| {
+            // SAFETY: as above.
+            unsafe { plain::sum_squares(x) }
+        },
+        attention: &attention::ATTENTION,
+        activate: activation::ACTIVATE,
+        soft_cap: activation::SOFT_CAP,
+        gate: activation::GATE,
+        recurrent: &recurrent::RECURRENT,
+    }
+}
 
 pub(super) fn is_supported() -> bool {
     is_aarch64_feature_detected!("neon")
 }
 
-fn dot(format: Format) -> DotKernels {
+pub(super) fn is_dot_supported() -> bool {
+    is_supported() && is_aarch64_feature_detected!("dotprod")
+}
+
+pub(super) fn is_matrix_supported() -> bool {
+    is_dot_supported() && is_aarch64_feature_detected!("i8mm")
+}
+
+fn dot<P: CodeProducts>(format: Format) -> DotKernels {
     macro_rules! entry {
-        ($dots:path) => {
-            dot_of_rows!("neon", $dots)
+        ($($format:ident)::+) => {
+            dot_of_rows!("neon", <P: CodeProducts> $($format)::+::<P, N>)
         };
     }
     macro_rules! unpacked {
         ($format:ident) => {{
             #[inline]
             #[target_feature(enable = "neon")]
-            fn dots<const N: usize>(row: Row<'_>, x: Tokens<'_, N>) -> [f32; N] {
+            fn dots<P: CodeProducts, const N: usize>(row: Row<'_>, x: Tokens<'_, N>) -> [f32; N] {
                 const TILE: usize =
                     512 / Format::$format.block_values() * Format::$format.block_bytes();
-                unpacked::dots::<TILE, N>(Format::$format, row, x)
+                unpacked::dots::<P, TILE, N>(Format::$format, row, x)
             }
-            dot_of_rows!("neon", dots)
+            dot_of_rows!("neon", <P: CodeProducts> dots::<P, N>)
         }};
     }
     match format {
-        Format::F32 => entry!(plain::of_f32::dots),
-        Format::F16 => entry!(plain::of_f16::dots),
-        Format::BF16 => entry!(plain::of_bf16::dots),
+        Format::F32 => dot_of_rows!("neon", plain::of_f32::dots),
+        Format::F16 => dot_of_rows!("neon", plain::of_f16::dots),
+        Format::BF16 => dot_of_rows!("neon", plain::of_bf16::dots),
         Format::Q4_0 => entry!(block32::q4_0),
         Format::Q4_1 => entry!(block32::q4_1),
         Format::Q5_0 => entry!(block32::q5_0),
@@ -132,11 +152,11 @@ impl<const N: usize> Products<N> {
         products
     }
 
-    /// Adds the products of the four blocks from `first` on. `WIDE` is set for codes of more than
-    /// six bits.
+    /// Adds the products of the four blocks from `first` on, whose codes are too large by `OFFSET`.
+    /// `WIDE` is set for codes of more than six bits.
     #[inline]
     #[target_feature(enable = "neon")]
-    fn add<const WIDE: bool>(
+    fn add<P: CodeProducts, const WIDE: bool, const OFFSET: i32>(
         &mut self,
         first: usize,
         codes: [[int8x16_t; 2]; 4],
@@ -146,17 +166,16 @@ impl<const N: usize> Products<N> {
             let dots = std::array::from_fn(|i| {
                 let at = 32 * (first + i);
                 let q = [load_codes(x, at), load_codes(x, at + 16)];
-                let [low, high] = codes[i];
-                if WIDE {
-                    vpadalq_s16(vpaddlq_s16(pair_sums(low, q[0])), pair_sums(high, q[1]))
-                } else {
-                    // The sum of four products of at most 64 * 127 also fits in 16 bits.
-                    let sums = vmlal_s8(pair_sums(low, q[0]), vget_low_s8(high), vget_low_s8(q[1]));
-                    vpaddlq_s16(vmlal_high_s8(sums, high, q[1]))
-                }
+                P::of_32::<WIDE>(codes[i], q)
             });
+            let mut dots = block_sums(dots);
+            if OFFSET != 0 {
+                // One operation for four blocks, instead of one for every 16 codes.
+                let sums = load_bytes(bytemuck::cast_slice(x.sum), 4 * first);
+                dots = vmlsq_n_s32(dots, vreinterpretq_s32_u8(sums), OFFSET);
+            }
             let factor = self.factors[t][first / 4];
-            self.sums[t] = vfmaq_f32(self.sums[t], block_sums(dots), factor);
+            self.sums[t] = vfmaq_f32(self.sums[t], vcvtq_f32_s32(dots), factor);
         }
     }
 
@@ -206,7 +225,7 @@ impl<const N: usize> SubBlockProducts<N> {
                     sums(4 * i + g, load_codes(x, at))
                 });
                 let factor = vmulq_f32(factors[i], d);
-                self.sums[t] = vfmaq_f32(self.sums[t], block_sums(dots), factor);
+                self.sums[t] = vfmaq_f32(self.sums[t], vcvtq_f32_s32(block_sums(dots)), factor);
             }
         }
     }
@@ -214,26 +233,31 @@ impl<const N: usize> SubBlockProducts<N> {
     /// Adds the products of one half of the block.
     #[inline]
     #[target_feature(enable = "neon")]
-    fn add(&mut self, part: usize, codes: [int8x16_t; 8], x: &[Q8Tile<'_>; N]) {
+    fn add<P: CodeProducts>(&mut self, part: usize, codes: [int8x16_t; 8], x: &[Q8Tile<'_>; N]) {
         let scales = self.scales;
-        self.add_sums(part, &scales, x, |i, q| vpaddlq_s16(pair_sums(codes[i], q)));
+        self.add_sums(part, &scales, x, |i, q| P::of_16(codes[i], q));
     }
 
     /// Subtracts the minimums of one half of the block.
     #[inline]
     #[target_feature(enable = "neon")]
-    fn subtract_mins(&mut self, part: usize, mins: &[f32; 16], x: &[Q8Tile<'_>; N]) {
+    fn subtract_mins<P: CodeProducts>(
+        &mut self,
+        part: usize,
+        mins: &[f32; 16],
+        x: &[Q8Tile<'_>; N],
+    ) {
         let mins = mins.map(|min| -min);
-        self.add_sums(part, &mins, x, |_, q| vpaddlq_s16(vpaddlq_s8(q)));
+        self.add_sums(part, &mins, x, |_, q| P::sums_of_16(q));
     }
 
     /// Adds the products of all 256 values, whose codes are signed bytes.
     #[inline]
     #[target_feature(enable = "neon")]
-    fn add_bytes(&mut self, codes: &[u8], x: &[Q8Tile<'_>; N]) {
+    fn add_bytes<P: CodeProducts>(&mut self, codes: &[u8], x: &[Q8Tile<'_>; N]) {
         for part in 0..2 {
             let load = |i| vreinterpretq_s8_u8(load_bytes(codes, 128 * part + 16 * i));
-            self.add(part, std::array::from_fn(load), x);
+            self.add::<P>(part, std::array::from_fn(load), x);
         }
     }
 
@@ -253,20 +277,12 @@ fn load_codes(x: &Q8Tile<'_>, at: usize) -> int8x16_t {
     vreinterpretq_s8_u8(load_bytes(bytemuck::cast_slice(x.q), at))
 }
 
-/// Sums of two products of codes with activations. A sum of two products of at most 128 * 127 fits
-/// in 16 bits.
+/// The sum of each vector's lanes.
 #[inline]
 #[target_feature(enable = "neon")]
-fn pair_sums(codes: int8x16_t, q: int8x16_t) -> int16x8_t {
-    vmlal_high_s8(vmull_s8(vget_low_s8(codes), vget_low_s8(q)), codes, q)
-}
-
-/// The sum of each vector's lanes, as floats.
-#[inline]
-#[target_feature(enable = "neon")]
-fn block_sums(dots: [int32x4_t; 4]) -> float32x4_t {
+fn block_sums(dots: [int32x4_t; 4]) -> int32x4_t {
     let [a, b, c, d] = dots;
-    vcvtq_f32_s32(vpaddq_s32(vpaddq_s32(a, b), vpaddq_s32(c, d)))
+    vpaddq_s32(vpaddq_s32(a, b), vpaddq_s32(c, d))
 }
 
 /// 16 f16 scales of consecutive blocks of `STRIDE` bytes; the first scale is at the beginning of

@@ -8,26 +8,27 @@ use hal::format::Format;
 
 use super::super::grid;
 use super::super::panel::{
-    BIAS, Factors, FillFn, MINS, PANEL_ROWS, PanelFn, RowWords, SCALES, TokenRows, fill_panel,
+    Factors, FillFn, MINS, PANEL_ROWS, PanelFn, RowWords, SCALES, TokenRows, fill_panel,
     panel_kernels, sums_of_16,
 };
 use super::super::panel_passes::panel_passes;
 use super::super::tile::pad_with_zeros;
+use super::panel_products::PanelProducts;
 use super::vector::*;
 
-panel_kernels!("neon");
-panel_passes!("neon");
+panel_kernels!("neon", P: PanelProducts);
+panel_passes!("neon", P: PanelProducts);
 
-/// The value added to a format's codes in a panel.
+/// The value added to a format's codes in a panel: none, because all products are signed.
 fn bias(_: Format) -> i32 {
-    BIAS
+    0
 }
 
 /// The products of the first `n_groups` groups of 16 rows with `TOKENS` tokens; `q` points to the
 /// tokens' codes.
 #[inline]
 #[target_feature(enable = "neon")]
-unsafe fn dot_groups<const GROUP: usize, const MIN: bool>(
+unsafe fn dot_groups<P: PanelProducts, const GROUP: usize, const MIN: bool>(
     _: Format,
     panel: &[f32],
     q: &[*const i32; TOKENS],
@@ -38,54 +39,30 @@ unsafe fn dot_groups<const GROUP: usize, const MIN: bool>(
     // The integer sums of 8 rows fill half of the registers.
     for half in 0..2 {
         let panel = &panel[LANES * half..];
+        let mut sums = [zero(); TOKENS]; // in registers, unless the products need them all
         for g in 0..n_groups {
+            let q = q.map(|q| q.cast::<i8>().wrapping_add(GROUP * g));
+            // One check of the length for all loads.
+            let words = &panel[PANEL_ROWS * (GROUP / 4 * g)..];
+            let words = &words[..const { PANEL_ROWS * (GROUP / 4 - 1) + LANES }];
             // SAFETY: the caller provides `n_groups` groups of values.
-            let dots = unsafe { dots::<GROUP>(panel, q, g) };
+            let dots = unsafe { P::of_group::<GROUP>(words, q) };
             let scales = load_ps(panel, (SCALES + g) * PANEL_ROWS);
             let mins = if MIN { load_ps(panel, (MINS + g) * PANEL_ROWS) } else { scales };
-            for ((out, dots), factors) in out.iter_mut().zip(dots).zip(factors) {
+            for (t, (dots, factors)) in dots.into_iter().zip(factors).enumerate() {
+                let sum = if P::LEAVES_REGISTERS { &mut sums[t] } else { &mut out[t][half] };
                 let d = splat(factors.d[g * GROUP / 32]);
-                out[half] = fmadd(dots, mul(scales, d), out[half]);
+                *sum = fmadd(dots, mul(scales, d), *sum);
                 if MIN {
-                    out[half] = fmadd(mins, splat(factors.offset[g]), out[half]);
+                    *sum = fmadd(mins, splat(factors.offset[g]), *sum);
                 }
             }
         }
-    }
-    out
-}
-
-/// The products of 8 rows with each token. Within a group they are exact integer sums.
-#[inline]
-#[target_feature(enable = "neon")]
-unsafe fn dots<const GROUP: usize>(
-    panel: &[f32],
-    q: &[*const i32; TOKENS],
-    g: usize,
-) -> [V; TOKENS] {
-    // The sums have two lanes per row.
-    let mut sums = [[vdupq_n_s32(0); 4]; TOKENS];
-    for i in (g * GROUP / 4..(g + 1) * GROUP / 4).step_by(2) {
-        let [first, second] = [i, i + 1].map(|i| {
-            let codes = load_ps(panel, PANEL_ROWS * i);
-            // The panel's codes have 128 added, which the XOR removes.
-            codes.map(|v| veorq_s8(vreinterpretq_s8_f32(v), vdupq_n_s8(-128)))
-        });
-        for (sums, q) in sums.iter_mut().zip(q) {
-            // SAFETY: the address is inside the group, whose values the caller provides.
-            let [a, b] = [i, i + 1].map(|i| unsafe { q.add(i).read_unaligned() });
-            let [a, b] = [a, b].map(|q| vreinterpretq_s8_s32(vdupq_n_s32(q)));
-            for (half, (first, second)) in first.into_iter().zip(second).enumerate() {
-                // The sum of two products of at most 128 * 127 fits in 16 bits.
-                let low = vmull_s8(vget_low_s8(first), vget_low_s8(a));
-                let low = vmlal_s8(low, vget_low_s8(second), vget_low_s8(b));
-                let high = vmlal_high_s8(vmull_high_s8(first, a), second, b);
-                sums[2 * half] = vpadalq_s16(sums[2 * half], low);
-                sums[2 * half + 1] = vpadalq_s16(sums[2 * half + 1], high);
-            }
+        if P::LEAVES_REGISTERS {
+            out.iter_mut().zip(sums).for_each(|(out, sum)| out[half] = sum);
         }
     }
-    sums.map(|[a, b, c, d]| [vcvtq_f32_s32(vpaddq_s32(a, b)), vcvtq_f32_s32(vpaddq_s32(c, d))])
+    out
 }
 
 /// Transposes 8 words of 8 rows, from column `at` on, into the panel from row `first` on.

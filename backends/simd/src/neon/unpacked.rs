@@ -10,13 +10,14 @@ use hal::format::{Format, UnpackedBlock};
 
 use super::super::rows::Row;
 use super::super::tile::{Tokens, for_tiles};
+use super::products::CodeProducts;
 use super::{SubBlockProducts, totals};
 
 /// Dot products for a format without minimums, with blocks of 256 or 128 values. A tile of
 /// `TILE` bytes has 512 values.
 #[inline]
 #[target_feature(enable = "neon")]
-pub(super) fn dots<const TILE: usize, const N: usize>(
+pub(super) fn dots<P: CodeProducts, const TILE: usize, const N: usize>(
     format: Format,
     row: Row<'_>,
     x: Tokens<'_, N>,
@@ -41,7 +42,7 @@ pub(super) fn dots<const TILE: usize, const N: usize>(
                 scales = std::array::from_fn(|i| parts.scales[i / 2]);
             }
             let mut products = SubBlockProducts::new(half, &scales, x);
-            products.add_bytes(bytemuck::cast_slice(&parts.codes), x);
+            products.add_bytes::<P>(bytemuck::cast_slice(&parts.codes), x);
             products.add_to(&mut acc);
         }
     });

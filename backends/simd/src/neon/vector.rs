@@ -5,6 +5,7 @@
 //! same tiles as AVX2 registers.
 
 use std::arch::aarch64::*;
+use std::arch::asm;
 
 use half::f16;
 
@@ -89,21 +90,17 @@ vector_ops! {
         }
     }
 
-    /// Converts four f16 values to floats.
-    ///
-    /// Uses integer operations: `vcvt_f32_f16` needs Rust 1.94, which is newer than this workspace
-    /// requires.
+    /// Converts four f16 values to floats. This is `vcvt_f32_f16`, which needs Rust 1.94: newer than
+    /// this workspace requires.
     fn widen_four(halves: uint16x4_t) -> float32x4_t {
-        // The sign stays in the top bit. The five exponent bits become the low bits of an 8-bit
-        // exponent, which is too small by 112.
-        let high = vreinterpretq_s32_u32(vshll_n_u16::<16>(halves));
-        let placed = vandq_s32(vshrq_n_s32::<3>(high), vdupq_n_s32(0x8fff_e000_u32 as i32));
-        let scale = vdupq_n_f32(f32::from_bits((127 + 112) << 23));
-        let value = vmulq_f32(vreinterpretq_f32_s32(placed), scale);
-        // The largest f16 exponent means infinity or NaN, not values of 2^16 and more.
-        let special = vcageq_f32(value, vdupq_n_f32(65536.0));
-        let exponent = vandq_u32(special, vdupq_n_u32(f32::INFINITY.to_bits()));
-        vreinterpretq_f32_u32(vorrq_u32(vreinterpretq_u32_f32(value), exponent))
+        let values: float32x4_t;
+        asm!(
+            "fcvtl {values:v}.4s, {halves:v}.4h",
+            values = lateout(vreg) values,
+            halves = in(vreg) halves,
+            options(pure, nomem, nostack, preserves_flags),
+        );
+        values
     }
     /// Converts eight f16 values to floats.
     fn widen_eight(halves: uint16x8_t) -> V {

@@ -58,9 +58,9 @@ fn unpack(format: Format, row: &[u8]) -> Vec<UnpackedBlock> {
 fn product(level: Level, format: Format, blocks: &[UnpackedBlock], x: &Q8Row) -> f32 {
     let group = format.quants().unwrap().group;
     let (n_lanes, n_values) = match level {
-        Level::Scalar | Level::Avx2 => (8, 4),
+        Level::Scalar | Level::Avx2 | Level::AvxVnni => (8, 4),
         Level::Avx512 => (16, 4),
-        Level::Neon => (4, 16),
+        Level::Neon | Level::NeonDot | Level::NeonMatrix => (4, 16),
     };
     let mut lanes = vec![0.0f32; n_lanes];
     for (b, block) in blocks.iter().enumerate() {
@@ -77,8 +77,10 @@ fn product(level: Level, format: Format, blocks: &[UnpackedBlock], x: &Q8Row) ->
     while lanes.len() > 1 {
         let half = lanes.len() / 2;
         lanes = match level {
-            Level::Neon => lanes.chunks(2).map(|pair| pair[0] + pair[1]).collect(),
-            Level::Scalar | Level::Avx2 | Level::Avx512 => {
+            Level::Neon | Level::NeonDot | Level::NeonMatrix => {
+                lanes.chunks(2).map(|pair| pair[0] + pair[1]).collect()
+            }
+            Level::Scalar | Level::Avx2 | Level::AvxVnni | Level::Avx512 => {
                 (0..half).map(|i| lanes[i] + lanes[i + half]).collect()
             }
         };
@@ -163,21 +165,44 @@ fn panels_and_sums_have_the_bits_of_the_blocks() {
                         let value = block.scales[i / group] * f32::from(block.codes[i]);
                         assert_eq!(y[at], value, "{case} row {r} value {at}");
                     }
-                    check_panel(&panel, r, b, block, group, &case);
+                    check_panel(kernels.level(), &panel, (r, b), block, group, &case);
                 }
             }
         }
     }
 }
 
-fn check_panel(panel: &[f32], r: usize, b: usize, block: &UnpackedBlock, group: usize, case: &str) {
-    let word = |at: usize| panel[at * PANEL_ROWS + r].to_bits();
+/// Where a level's panel has a word of codes, and what is added to its codes.
+fn code_word(level: Level, word: usize, r: usize) -> (usize, u8) {
+    match level {
+        Level::Scalar | Level::Avx2 | Level::AvxVnni | Level::Avx512 => {
+            (word * PANEL_ROWS + r, 128)
+        }
+        Level::Neon | Level::NeonDot => (word * PANEL_ROWS + r, 0),
+        // Two words of each row are neighbours; four rows of eight are where one word was.
+        Level::NeonMatrix => {
+            let place = word / 2 * 2 + r % 8 / 4;
+            (place * PANEL_ROWS + r / 8 * 8 + r % 4 * 2 + word % 2, 0)
+        }
+    }
+}
+
+/// Compares row `r` of a panel with block `b` of the row, which has scales of `group` values.
+fn check_panel(
+    level: Level,
+    panel: &[f32],
+    (r, b): (usize, usize),
+    block: &UnpackedBlock,
+    group: usize,
+    case: &str,
+) {
     for i in 0..256 {
-        let code = word(64 * b + i / 4).to_le_bytes()[i % 4] ^ 128;
+        let (at, bias) = code_word(level, 64 * b + i / 4, r);
+        let code = panel[at].to_bits().to_le_bytes()[i % 4].wrapping_sub(bias);
         assert_eq!(code as i8, block.codes[i], "{case} row {r} code {i} of block {b}");
     }
     for g in 0..256 / group {
-        let scale = word(128 + b * 256 / group + g);
+        let scale = panel[(128 + b * 256 / group + g) * PANEL_ROWS + r].to_bits();
         assert_eq!(scale, block.scales[g].to_bits(), "{case} row {r} scale {g} of block {b}");
     }
 }

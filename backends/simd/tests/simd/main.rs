@@ -6,6 +6,7 @@ mod cache;
 mod grid;
 mod panel;
 mod recurrent;
+mod same_bits;
 
 use hal::format::{Activation, Format, Q8Row, TransposedLayout};
 

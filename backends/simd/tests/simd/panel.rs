@@ -11,11 +11,11 @@ use thermocline_simd::{
 };
 
 /// A matrix and some tokens.
-struct Product {
-    format: Format,
-    n_cols: usize,
-    rows: Vec<Vec<u8>>,
-    x: Vec<Vec<f32>>,
+pub(crate) struct Product {
+    pub format: Format,
+    pub n_cols: usize,
+    pub rows: Vec<Vec<u8>>,
+    pub x: Vec<Vec<f32>>,
 }
 
 impl Product {
@@ -27,7 +27,7 @@ impl Product {
     }
 
     /// Multiplies as the kernels do, with a panel that initially contains NaN.
-    fn run(&self, kernels: &Kernels) -> Vec<[f32; PANEL_ROWS]> {
+    pub(crate) fn run(&self, kernels: &Kernels) -> Vec<[f32; PANEL_ROWS]> {
         let x8: Vec<_> = self.x.iter().map(|x| q8(x)).collect();
         let q: Vec<i8> = x8.iter().flat_map(|x| x.q.iter().copied()).collect();
         let d: Vec<f32> = x8.iter().flat_map(|x| x.d.iter().copied()).collect();

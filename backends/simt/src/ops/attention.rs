@@ -35,29 +35,29 @@ pub(crate) fn plan_store(_op: &StoreKv<TensorDesc>, _facts: &Facts) -> Plan {
 }
 
 pub(crate) fn lower_store(op: &StoreKv<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
-    let (k, v) = (op.k.desc(), op.v.desc());
+    let k = op.k.desc();
     let halves = op.cache.map(&mut |half| half.desc());
     let blocks =
         |cached: &TensorDesc| (k.n_rows * store_threads(cached)).div_ceil(STORE_THREADS as usize);
-    let (k_blocks, v_blocks) = (blocks(&halves.k), blocks(&halves.v));
+    let (k_blocks, v_blocks) = (blocks(&halves.k), halves.v.as_ref().map_or(0, blocks));
     let args = [
         ptr(plain(&op.k)?),
-        ptr(plain(&op.v)?),
+        ptr(out.plain_or_null(op.v.as_ref())?),
         ptr(plain(&op.batch.words)?),
         ptr(plain(&op.cache.k)?),
-        ptr(plain(&op.cache.v)?),
+        ptr(plain(op.cache.values())?),
         word(op.batch.shape.max_tokens),
         word(k.n_rows),
         word(k.n_cols),
-        word(v.n_cols),
+        word(op.v.as_ref().map_or(0, |v| v.desc().n_cols)),
         word(row_words(&halves.k)),
-        word(row_words(&halves.v)),
+        word(row_words(halves.values())),
         word(halves.k.n_rows),
         word(k_blocks),
         Arg::U32(cache_format(halves.k.format)),
-        Arg::U32(cache_format(halves.v.format)),
+        Arg::U32(cache_format(halves.values().format)),
     ];
-    let unit = Unit::cache("store_kv", halves.k.format, halves.v.format);
+    let unit = Unit::cache("store_kv", halves.k.format, halves.values().format);
     out.launch(unit, "store_kv", [k_blocks + v_blocks, 1, 1], STORE_THREADS, &args);
     Ok(())
 }
@@ -77,7 +77,7 @@ pub(super) fn row_words(desc: &TensorDesc) -> usize {
 
 fn split<T: Operand>(op: &Attention<T>) -> AttentionSplit {
     let d_value = op.y.desc().n_cols / op.n_head;
-    let cols = if op.q.desc().n_rows <= FEW_TOKENS {
+    let cols = if op.q.desc().n_rows <= FEW_TOKENS || op.selected.is_some() {
         VECTOR * lanes(d_value)
     } else {
         d_value.next_power_of_two().clamp(64, 256)
@@ -86,9 +86,9 @@ fn split<T: Operand>(op: &Attention<T>) -> AttentionSplit {
     AttentionSplit::new(op, rules)
 }
 
-/// Whether a second kernel merges spans.
+/// Whether a second kernel merges spans: always, unless a block processes a tile of tokens.
 fn is_merged(split: &AttentionSplit) -> bool {
-    split.n_tokens <= FEW_TOKENS || split.n_spans > 1
+    split.tokens == 1 || split.n_spans > 1
 }
 
 /// Bytes of the partial results of all spans.
@@ -114,7 +114,7 @@ pub(crate) fn plan(op: &Attention<TensorDesc>, _facts: &Facts) -> Plan {
 }
 
 /// Whether heads of `d` values are aligned for loads of [`VECTOR`] values.
-fn is_wide(span: Span, row_bytes: usize, d: usize) -> bool {
+pub(super) fn is_wide(span: Span, row_bytes: usize, d: usize) -> bool {
     span.at.is_multiple_of(16) && row_bytes.is_multiple_of(16) && d.is_multiple_of(VECTOR)
 }
 
@@ -123,7 +123,7 @@ fn alignment_bits(op: &Attention<Tensor>, split: &AttentionSplit) -> Result<Arg>
     let half = |half: &Tensor, d| -> Result<bool> {
         Ok(is_wide(plain(half)?, 4 * row_words(&half.desc()), d))
     };
-    let [k, v] = [half(&op.cache.k, split.d_head)?, half(&op.cache.v, split.d_value)?];
+    let [k, v] = [half(&op.cache.k, split.d_head)?, half(op.cache.values(), split.d_value)?];
     let q = is_wide(plain(&op.q)?, 4 * op.q.desc().n_cols, split.d_head);
     Ok(Arg::U32(u32::from(k) | u32::from(v) << 1 | u32::from(q) << 2))
 }
@@ -141,7 +141,7 @@ pub(crate) fn lower(
     }
     let partials =
         if is_merged(&split) { out.workspace(0, partials_size(&split))? } else { Span::NONE };
-    if split.n_tokens <= FEW_TOKENS {
+    if split.tokens == 1 {
         lower_few(op, &split, partials, out)?;
     } else {
         lower_many(op, &split, partials, out)?;
@@ -158,7 +158,12 @@ pub(crate) fn lower(
     Ok(quantized)
 }
 
-/// The arguments that both kernels take after their pointers: sizes of the cache and the batch, and
+/// The entries of the list of positions that a token attends to; 0 without a list.
+fn n_listed<T: Operand>(op: &Attention<T>) -> usize {
+    op.selected.as_ref().map_or(0, |selected| selected.desc().n_cols)
+}
+
+/// The arguments that all kernels take after their pointers: sizes of the cache and the batch, and
 /// how to read the cache.
 fn sizes(
     op: &Attention<Tensor>,
@@ -175,17 +180,19 @@ fn sizes(
         split.n_head,
         split.n_head_kv,
     ];
-    let heads =
-        [split.d_head, split.d_value, row_words(&op.cache.k.desc()), row_words(&op.cache.v.desc())];
+    let heads = [&op.cache.k, op.cache.values()].map(|half| row_words(&half.desc()));
+    let heads = [split.d_head, split.d_value, heads[0], heads[1]];
     let numbers = [&first[..], between, &heads, last, &[split.n_spans]].concat();
     let mut args: Vec<Arg> = numbers.into_iter().map(word).collect();
     args.extend([
-        Arg::U32(Window::word(op.window)),
+        if op.selected.is_some() { word(n_listed(op)) } else { Arg::U32(Window::word(op.window)) },
         Arg::F32(op.scale),
         Arg::F32(op.softcap),
         alignment_bits(op, split)?,
     ]);
-    args.extend([&op.cache.k, &op.cache.v].map(|half| Arg::U32(cache_format(half.desc().format))));
+    args.extend(
+        [&op.cache.k, op.cache.values()].map(|half| Arg::U32(cache_format(half.desc().format))),
+    );
     Ok(args)
 }
 
@@ -199,24 +206,26 @@ fn lower_few(
     let mut args = vec![
         ptr(plain(&op.q)?),
         ptr(plain(&op.cache.k)?),
-        ptr(plain(&op.cache.v)?),
+        ptr(plain(op.cache.values())?),
         ptr(plain(&op.batch.words)?),
-        ptr(out.plain_or_null(op.slopes.as_ref())?),
+        // A selection excludes slopes.
+        ptr(out.plain_or_null(op.selected.as_ref().or(op.slopes.as_ref()))?),
         ptr(partials),
     ];
     args.extend(sizes(op, split, &[], &[lanes_k, lanes_v])?);
-    let kernel = match split.heads {
-        1 => "attention_1",
-        2 => "attention_2",
-        4 => "attention_4",
-        _ => "attention_8",
+    let (file, kernel, heads) = match (&op.selected, split.heads) {
+        (Some(_), _) => ("attention_selected", "attention_selected", MAX_HEADS),
+        (None, 1) => ("attention", "attention_1", 1),
+        (None, 2) => ("attention", "attention_2", 2),
+        (None, 4) => ("attention", "attention_4", 4),
+        (None, _) => ("attention", "attention_8", MAX_HEADS),
     };
     // Shared memory holds queries and scores, and later the partial results of each 32 threads.
     let queries = VECTOR * split.d_head.div_ceil(VECTOR);
     let waves = FEW_THREADS as usize / 32 * VECTOR * lanes_v;
-    let shared = 4 * split.heads * (queries + AttentionSplit::CHUNK).max(waves);
+    let shared = 4 * heads * (queries + AttentionSplit::CHUNK).max(waves);
     let grid = [split.n_spans, split.n_head_blocks(), split.n_tokens];
-    out.launch_shared(unit("attention", op), kernel, grid, FEW_THREADS, shared as u32, &args);
+    out.launch_shared(unit(file, op), kernel, grid, FEW_THREADS, shared as u32, &args);
     Ok(())
 }
 
@@ -229,7 +238,7 @@ fn lower_many(
     let mut args = vec![
         ptr(plain(&op.q)?),
         ptr(plain(&op.cache.k)?),
-        ptr(plain(&op.cache.v)?),
+        ptr(plain(op.cache.values())?),
         ptr(plain(&op.batch.words)?),
         ptr(out.plain_or_null(op.slopes.as_ref())?),
         ptr(out.plain_or_null(op.sinks.as_ref())?),
@@ -248,7 +257,7 @@ fn lower_many(
 }
 
 fn unit(file: &str, op: &Attention<Tensor>) -> Unit {
-    Unit::cache(file, op.cache.k.desc().format, op.cache.v.desc().format)
+    Unit::cache(file, op.cache.k.desc().format, op.cache.values().desc().format)
 }
 
 fn merge(
@@ -258,10 +267,12 @@ fn merge(
     quantized: Option<Span>,
     out: &mut Lowering<'_>,
 ) -> Result<()> {
+    let prefetch = out.prefetch(split.n_tokens, MERGE_THREADS);
     let args = [
         ptr(partials),
         ptr(out.plain_or_null(op.sinks.as_ref())?),
         ptr(plain(&op.batch.words)?),
+        ptr(out.plain_or_null(op.selected.as_ref())?),
         ptr(plain(&op.y)?),
         ptr(quantized.unwrap_or(Span::NONE)),
         word(op.batch.shape.max_tokens),
@@ -270,9 +281,11 @@ fn merge(
         word(split.d_value),
         word(split.n_spans),
         Arg::U32(Window::word(op.window)),
+        word(n_listed(op)),
         word(split.d_value.next_power_of_two().clamp(32, MERGE_THREADS as usize)),
     ];
-    let grid = [split.n_head, split.n_tokens, 1];
+    let args = [&args[..], &prefetch.args].concat();
+    let grid = [split.n_head + prefetch.n_blocks, split.n_tokens, 1];
     out.launch(Unit::plain("attention_merge"), "attention_merge", grid, MERGE_THREADS, &args);
     Ok(())
 }

@@ -84,6 +84,7 @@ pub(crate) fn mul(op: &Mul<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
         GateActivation::Silu => 2,
         GateActivation::Softplus => 3,
         GateActivation::Gelu => 4,
+        GateActivation::SigmoidOfRoot => 5,
     };
     let (x, g) = (op.x.desc(), op.g.desc());
     // Gate values per token; 0 if all tokens share them.

@@ -40,6 +40,10 @@ impl Emit for Lowering<'_> {
         }
     }
 
+    fn will_read(&mut self, weight: Option<&Tensor>) {
+        self.set_next_weight(weight.and_then(weights::memory));
+    }
+
     fn before_ffn(&self, op: &SparseFfn<Tensor>) -> Result<FusedWork<'static, Span>> {
         weights::before_ffn(op, self)
     }

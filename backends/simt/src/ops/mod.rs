@@ -1,8 +1,11 @@
 //! Plans each op (its workspace, or why the device cannot run it) and lowers it to launches.
 
 mod attention;
+mod compress;
 mod elementwise;
 mod fused;
+mod hyper;
+mod indexer;
 mod norm;
 mod recurrent;
 mod rope;
@@ -41,6 +44,13 @@ pub(crate) fn plan(op: &OpDesc, facts: &Facts) -> Plan {
         Op::CopyHeads(op) => elementwise::plan_copy_heads(op, facts),
         Op::StoreKv(op) => attention::plan_store(op, facts),
         Op::Attention(op) => attention::plan(op, facts),
+        Op::LightningIndexer(op) => indexer::plan(op, facts),
+        Op::PoolKeys(op) => indexer::plan_pool(op, facts),
+        Op::CompressKeys(op) => compress::plan(op, facts),
+        Op::ListBlocks(_) => Plan::yes(),
+        Op::HyperWeights(op) => hyper::plan_weights(op, facts),
+        Op::HyperRead(op) => hyper::plan_read(op, facts),
+        Op::HyperWrite(op) => hyper::plan_write(op, facts),
         Op::Mul(op) => elementwise::plan_mul(op, facts),
         Op::SoftCap(op) => elementwise::plan_soft_cap(op, facts),
         Op::ScaleByPosition(op) => elementwise::plan_scale_by_position(op, facts),
@@ -52,6 +62,7 @@ pub(crate) fn plan(op: &OpDesc, facts: &Facts) -> Plan {
         Op::GetRows(op) => weights::plan_get_rows(op, facts),
         Op::AddPositions(op) => weights::plan_add_positions(op, facts),
         Op::MatMul(op) => weights::plan_matmul(op, facts),
+        Op::HeadMatMul(op) => weights::plan_head_matmul(op, facts),
         Op::SparseFfn(op) => weights::plan_ffn(op, facts),
         Op::Predict(op) => weights::plan_predict(op, facts),
         Op::Route(op) => route::plan(op, facts),
@@ -63,6 +74,8 @@ pub(crate) fn plan(op: &OpDesc, facts: &Facts) -> Plan {
 fn lower(op: &Op, out: &mut Lowering<'_>) -> Result<()> {
     match op {
         Op::Post(_) | Op::Merge(_) => Ok(()),
+        Op::CompressKeys(op) => compress::lower(op, out),
+        Op::ListBlocks(op) => indexer::list_blocks(op, out),
         Op::Add(op) => elementwise::add(op, out),
         Op::Gather(op) => elementwise::gather(op, out),
         Op::Norm(op) => norm::lower(op, &FusedWork::default(), out),
@@ -70,6 +83,11 @@ fn lower(op: &Op, out: &mut Lowering<'_>) -> Result<()> {
         Op::CopyHeads(op) => elementwise::copy_heads(op, out),
         Op::StoreKv(op) => attention::lower_store(op, out),
         Op::Attention(op) => attention::lower(op, false, out).map(drop),
+        Op::LightningIndexer(op) => indexer::lower(op, out),
+        Op::PoolKeys(op) => indexer::lower_pool(op, out),
+        Op::HyperWeights(op) => hyper::lower_weights(op, out),
+        Op::HyperRead(op) => hyper::lower_read(op, out),
+        Op::HyperWrite(op) => hyper::lower_write(op, out),
         Op::Mul(op) => elementwise::mul(op, out),
         Op::SoftCap(op) => elementwise::soft_cap(op, out),
         Op::ScaleByPosition(op) => elementwise::scale_by_position(op, out),
@@ -81,6 +99,7 @@ fn lower(op: &Op, out: &mut Lowering<'_>) -> Result<()> {
         Op::GetRows(op) => weights::lower_get_rows(op, out),
         Op::AddPositions(op) => weights::lower_add_positions(op, out),
         Op::MatMul(op) => weights::lower_matmul(op, out),
+        Op::HeadMatMul(op) => weights::lower_head_matmul(op, out),
         Op::SparseFfn(op) => weights::lower_ffn(op, out),
         Op::Predict(op) => weights::lower_predict(op, out),
         Op::Route(op) => route::lower(op, out),

@@ -58,7 +58,10 @@ pub(super) fn lower(
         args.extend([y, ptr(fused.quantized.unwrap_or(Span::NONE)), ptr(clear.span)]);
         args.extend([word(clear.n), Arg::U32(clear.word), word(clear.n_zero)]);
         args.extend(numbers);
-        out.launch(unit, "norm_wide", [n_runs, 1, 1], threads, &args);
+        let prefetch = out.prefetch(n_runs, threads);
+        args.push(word(n_runs));
+        args.extend(prefetch.args);
+        out.launch(unit, "norm_wide", [n_runs + prefetch.n_blocks, 1, 1], threads, &args);
     } else if op.width <= SHORT_RUN {
         let args = [&[x], &affine[..], &[y, word(n_runs)], &numbers].concat();
         out.launch(unit, "norm_near", [n_runs.div_ceil(8), 1, 1], 256, &args);

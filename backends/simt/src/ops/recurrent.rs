@@ -94,12 +94,16 @@ pub(crate) fn gated_delta(op: &GatedDelta<Tensor>, out: &mut Lowering<'_>) -> Re
         word(divisor),
         word(d_k),
         word(d_v),
+        Arg::F32(op.curve.bound()),
         Arg::F32(op.scale),
     ];
-    let kernel = match d_k {
-        0..=64 => "gated_delta_64",
-        65..=128 => "gated_delta_128",
-        _ => "gated_delta_512",
+    let kernel = match (d_k, op.n_factors()) {
+        (0..=64, 1) => "gated_delta_64",
+        (65..=128, 1) => "gated_delta_128",
+        (_, 1) => "gated_delta_512",
+        (0..=64, _) => "gated_delta_rows_64",
+        (65..=128, _) => "gated_delta_rows_128",
+        (_, _) => "gated_delta_rows_512",
     };
     let grid = [d_v.div_ceil(DELTA_COLUMNS), op.n_head_v, shape.max_seqs];
     out.launch(Unit::plain("gated_delta"), kernel, grid, 256, &args);

@@ -59,11 +59,12 @@ pub(super) fn lower_with_store(step: &RopeStore<'_>, out: &mut Lowering<'_>) -> 
     let n_head_kv = step.n_head_kv();
     let d_value = step.d_value();
     let RopePairs { n: n_pairs, step, distance } = RopePairs::of(q);
-    let spans = [&q.freqs, &q.batch.words, &q.x, &k.x, &store.v, &store.cache.k, &store.cache.v];
     let mut args = Vec::new();
-    for span in spans {
+    for span in [&q.freqs, &q.batch.words, &q.x, &k.x] {
         args.push(ptr(plain(span)?));
     }
+    args.push(ptr(out.plain_or_null(store.v.as_ref())?));
+    args.extend([ptr(plain(&store.cache.k)?), ptr(plain(store.cache.values())?)]);
     let sizes = [
         q.batch.shape.max_tokens,
         n_rows,
@@ -76,13 +77,16 @@ pub(super) fn lower_with_store(step: &RopeStore<'_>, out: &mut Lowering<'_>) -> 
         step,
         distance,
         row_words(&halves.k),
-        row_words(&halves.v),
+        row_words(halves.values()),
         halves.k.n_rows,
     ];
     args.extend(sizes.map(word));
     args.push(Arg::F32(q.scale));
-    args.extend([halves.k, halves.v].map(|half| Arg::U32(cache_format(half.format))));
-    let unit = Unit::cache("rope_store", halves.k.format, halves.v.format);
-    out.launch(unit, "rope_store", [n_head + n_head_kv, n_rows, 1], HEAD_THREADS, &args);
+    args.extend([&halves.k, halves.values()].map(|half| Arg::U32(cache_format(half.format))));
+    let unit = Unit::cache("rope_store", halves.k.format, halves.values().format);
+    let prefetch = out.prefetch(n_rows, HEAD_THREADS);
+    args.extend(prefetch.args);
+    let grid = [n_head + n_head_kv + prefetch.n_blocks, n_rows, 1];
+    out.launch(unit, "rope_store", grid, HEAD_THREADS, &args);
     Ok(())
 }

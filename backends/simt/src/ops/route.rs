@@ -46,14 +46,17 @@ pub(crate) fn lower(op: &Route<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
         Scoring::Softmax => 0,
         Scoring::Sigmoid => 1,
         Scoring::SoftmaxChosen => 2,
+        Scoring::SqrtSoftplus => 3,
     };
     let args = [
         ptr(scores),
         ptr(out.plain_or_null(op.selection.as_ref())?),
         ptr(out.plain_or_null(op.groups.as_ref())?),
+        ptr(out.plain_or_null(op.chosen.as_ref())?),
         ptr(plain(&op.weights)?),
         word(w.n_rows),
         word(op.n_used),
+        word(op.n_per_chunk),
         word(op.n_groups[0]),
         word(op.n_groups[1]),
         Arg::U32(scoring),

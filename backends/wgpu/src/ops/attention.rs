@@ -1,19 +1,15 @@
-//! The paged KV cache, and attention over it.
+//! Attention over the paged KV cache.
 
-use hal::format::Format;
-use hal::op::{Attention, StoreKv, Window};
+use hal::op::{Attention, Window};
 use hal::{Bytes, KvCache, Operand, Plan, Result, Tensor, TensorDesc};
 use lower::{AttentionRules, AttentionSplit, Emit};
 
-use super::elementwise::each_value;
-use crate::buffer::{Span, plain, plain_stride};
+use super::cache::{HalfLayout, VECTOR, refusal, row_words};
+use crate::buffer::{Span, plain};
 use crate::error::driver;
-use crate::facts::Facts;
+use crate::facts::{Facts, Tuning};
 use crate::lowering::Lowering;
 use crate::shader::Source;
-
-/// Values of a head that an invocation loads at once.
-const VECTOR: usize = 8;
 
 /// Minimum and maximum number of invocations that share a key (`lib/sum_two.wgsl`).
 const MIN_LANES: usize = 4;
@@ -22,137 +18,20 @@ const MAX_LANES: usize = 16;
 /// Groups of four positions in a chunk.
 const QUADS: u32 = AttentionSplit::CHUNK as u32 / 4;
 
-fn refusal(
-    operands: &[(&'static str, &TensorDesc)],
-    cache: &KvCache<TensorDesc>,
-    facts: &Facts,
-) -> Option<String> {
-    let halves = [("cache", &cache.k), ("cache", &cache.v)];
-    let mut operands = operands.iter().chain(&halves);
-    operands.find_map(|(name, desc)| facts.binding_refusal(name, desc))
+/// Includes what a token attends to: all positions or those of a window, or those of a list.
+fn seen<T>(source: Source, op: &Attention<T>) -> Source {
+    match op.selected {
+        Some(_) => source.include("window", "lib/selection").include("rows", "lib/rows_selected"),
+        None => source,
+    }
 }
 
-pub(super) fn plan_store(op: &StoreKv<TensorDesc>, facts: &Facts) -> Plan {
-    let refusal = refusal(&[("k", &op.k), ("v", &op.v)], &op.cache, facts);
-    refusal.map_or_else(Plan::yes, Plan::No)
-}
-
-pub(super) fn lower_store(op: &StoreKv<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
-    let (k, v) = (op.k.desc(), op.v.desc());
-    let halves = op.cache.map(&mut |half| half.desc());
-    let n_stores =
-        |x: &TensorDesc, half: &TensorDesc| x.n_cols.div_ceil(values_per_store(half.format));
-    let (k_stores, v_stores) = (n_stores(&k, &halves.k), n_stores(&v, &halves.v));
-    let numbers = [
-        op.batch.shape.max_tokens,
-        k.n_rows,
-        k.n_cols,
-        v.n_cols,
-        k_stores,
-        v_stores,
-        row_words(&halves.k),
-        row_words(&halves.v),
-        halves.k.n_rows,
-    ];
-    let spans = [
-        plain(&op.k)?,
-        plain(&op.v)?,
-        plain(&op.batch.words)?,
-        plain(&op.cache.k)?,
-        plain(&op.cache.v)?,
-    ];
-    let source = store_sources("store_kv", halves.map(&mut |half| half.format));
-    each_value(source, k.n_rows * (k_stores + v_stores), &spans, &numbers, out)
-}
-
-/// A format of the KV cache: the shader files that store and read it, and the number of values that
-/// an invocation stores.
-struct CacheFormat {
-    format: Format,
-    store: &'static [&'static str],
-    read: &'static [&'static str],
-    /// The file that reads eight values of a head of whole eights, beside those of `read`.
-    eight: &'static str,
-    /// The file that reads eight aligned values in wide loads, instead of the others.
-    wide: Option<&'static str>,
-    values_per_store: usize,
-}
-
-/// The entry of a format with codes of four or five bits, from the files with its constants and with
-/// the choice of its codes.
-macro_rules! nibbles {
-    ($format:ident, $constants:literal, $codes:literal) => {
-        CacheFormat {
-            format: Format::$format,
-            store: &[$constants, $codes, "cache/store_nibbles"],
-            read: &[$constants, "cache/read_nibbles"],
-            eight: "cache/eight_fours",
-            wide: None,
-            values_per_store: 64,
-        }
-    };
-}
-
-/// The entry of a float format.
-macro_rules! floats {
-    ($format:ident, $store:literal, $read:literal, $wide:literal, $values_per_store:literal) => {
-        CacheFormat {
-            format: Format::$format,
-            store: &[$store],
-            read: &[$read],
-            eight: "cache/eight_fours",
-            wide: Some($wide),
-            values_per_store: $values_per_store,
-        }
-    };
-}
-
-/// An entry for each of [`hal::op::KV_FORMATS`].
-const CACHE_FORMATS: [CacheFormat; 9] = [
-    floats!(F32, "cache/store_f32", "cache/read_f32", "cache/wide_f32", 1),
-    floats!(F16, "cache/store_f16", "cache/read_f16", "cache/wide_f16", 2),
-    floats!(BF16, "cache/store_bf16", "cache/read_bf16", "cache/wide_bf16", 2),
-    CacheFormat {
-        format: Format::Q8_0,
-        store: &["cache/store_q8_0"],
-        read: &["cache/read_q8_0"],
-        eight: "cache/eight_q8_0",
-        wide: None,
-        // Two blocks are whole words.
-        values_per_store: 64,
-    },
-    nibbles!(Q4_0, "cache/q4_0", "cache/codes_from_farthest"),
-    nibbles!(Q4_1, "cache/q4_1", "cache/codes_from_min"),
-    nibbles!(Q5_0, "cache/q5_0", "cache/codes_from_farthest"),
-    nibbles!(Q5_1, "cache/q5_1", "cache/codes_from_min"),
-    nibbles!(IQ4_NL, "cache/iq4_nl", "cache/codes_iq4"),
-];
-
-/// The entry of a format; `hal` rejects all other formats.
-fn cache_format(format: Format) -> &'static CacheFormat {
-    let found = CACHE_FORMATS.iter().find(|cache| cache.format == format);
-    found.unwrap_or(&CACHE_FORMATS[0])
-}
-
-/// Includes files for `{{include name}}`.
-fn include(source: Source, name: &'static str, files: &[&'static str]) -> Source {
-    files.iter().fold(source, |source, file| source.include(name, file))
-}
-
-/// A shader that stores keys and values of these formats.
-pub(super) fn store_sources(name: &'static str, formats: KvCache<Format>) -> Source {
-    let source = include(Source::new(name), "k", cache_format(formats.k).store);
-    let source = include(source, "v", cache_format(formats.v).store);
-    source.include("k", "lib/store_token").include("v", "lib/store_token")
-}
-
-/// The number of values that an invocation stores.
-pub(super) fn values_per_store(format: Format) -> usize {
-    cache_format(format).values_per_store
-}
-
-pub(super) fn row_words(desc: &TensorDesc) -> usize {
-    (plain_stride(desc).unwrap_or_default() / 4) as usize
+/// The word `window` of the shaders.
+fn window_word<T: Operand>(op: &Attention<T>) -> u32 {
+    match &op.selected {
+        Some(selected) => selected.desc().n_cols as u32,
+        None => Window::word(op.window),
+    }
 }
 
 /// Groups of eight values of a key head for which a shader has workgroup memory: a multiple of eight, so
@@ -183,7 +62,8 @@ impl Tiles {
         };
         let lanes = lanes_of(d_head, (limit as usize).clamp(MIN_LANES, MAX_LANES)).max(MIN_LANES);
         let value_lanes = lanes_of(d_value, facts.tuning.row as usize);
-        let mut queries = facts.tuning.queries as usize;
+        let Tuning { queries, queries_of_one, .. } = facts.tuning;
+        let mut queries = if op.q.desc().n_rows == 1 { queries_of_one } else { queries } as usize;
         while queries > 0 {
             let rules = AttentionRules {
                 max_heads: queries,
@@ -225,39 +105,6 @@ impl Tiles {
             .set("ROW", facts.tuning.row)
             .include("add_keys", add_keys)
             .include("add_values", add_values)
-    }
-}
-
-/// How a shader reads keys or values.
-#[derive(Clone, Copy, Debug)]
-struct HalfLayout {
-    format: Format,
-    /// Values per head.
-    d: usize,
-    /// Whether every row, and every eight values of a head, begin at a multiple of 16 bytes.
-    aligned: bool,
-}
-
-impl HalfLayout {
-    fn new(half: &Tensor, d: usize) -> Result<HalfLayout> {
-        let desc = half.desc();
-        let aligned = plain(half)?.offset.is_multiple_of(16) && row_words(&desc).is_multiple_of(4);
-        Ok(HalfLayout { format: desc.format, d, aligned })
-    }
-
-    fn include(self, source: Source, name: &'static str, binding: &'static str) -> Source {
-        let whole = self.d.is_multiple_of(VECTOR);
-        let cache = cache_format(self.format);
-        match cache.wide {
-            Some(file) if self.aligned && whole => {
-                source.include(name, file).set(binding, "array<vec4<u32>>")
-            }
-            Some(_) | None => {
-                let eight = if whole { cache.eight } else { "cache/eight_values" };
-                let source = include(source, name, cache.read).include(name, eight);
-                source.set(binding, "array<u32>")
-            }
-        }
     }
 }
 
@@ -321,9 +168,9 @@ pub(super) fn lower(
         split.d_head,
         split.d_value,
         row_words(&op.cache.k.desc()),
-        row_words(&op.cache.v.desc()),
+        row_words(&op.cache.values().desc()),
         split.n_spans,
-        Window::word(op.window) as usize,
+        window_word(op) as usize,
         usize::from(op.slopes.is_some()),
     ];
     let mut numbers: Vec<u32> = sizes.iter().map(|&n| u32::try_from(n).unwrap_or(0)).collect();
@@ -331,16 +178,17 @@ pub(super) fn lower(
     let bound = [
         plain(&op.q)?,
         plain(&op.cache.k)?,
-        plain(&op.cache.v)?,
+        plain(op.cache.values())?,
         batch.clone(),
-        out.plain_or_dummy(op.slopes.as_ref())?,
+        // A selection excludes slopes.
+        out.plain_or_dummy(op.selected.as_ref().or(op.slopes.as_ref()))?,
         partials,
     ];
     let cache = KvCache {
         k: HalfLayout::new(&op.cache.k, split.d_head)?,
-        v: HalfLayout::new(&op.cache.v, split.d_value)?,
+        v: HalfLayout::new(op.cache.values(), split.d_value)?,
     };
-    let source = tiles.source(cache, out.facts());
+    let source = seen(tiles.source(cache, out.facts()), op);
     let grid = out.facts().grid(split.n_token_tiles() * split.n_head_blocks() * split.n_spans);
     out.dispatch(&source, &bound, &numbers, grid)?;
     let [_, _, _, _, _, partials] = bound;
@@ -362,43 +210,35 @@ fn merge(
         op.n_head,
         split.d_value,
         split.n_spans,
-        Window::word(op.window) as usize,
+        window_word(op) as usize,
         usize::from(op.sinks.is_some()),
         usize::from(quantized.is_some()),
     ];
     let y = plain(&op.y)?;
     let q = quantized.unwrap_or(&y).clone();
-    let bound = [partials, out.plain_or_dummy(op.sinks.as_ref())?, batch, y, q];
+    let [sinks, selected] =
+        [out.plain_or_dummy(op.sinks.as_ref())?, out.plain_or_dummy(op.selected.as_ref())?];
+    let bound = [partials, sinks, batch, selected, y, q];
     let numbers: Vec<u32> = numbers.iter().map(|&n| u32::try_from(n).unwrap_or(0)).collect();
     let grid = out.facts().grid(n_rows * op.n_head);
     let source = Source::new("attention_merge").set("ROW", out.facts().tuning.row);
+    let source = match op.selected {
+        Some(_) => {
+            source.include("window", "lib/merge_selected").include("window", "lib/selection")
+        }
+        None => source,
+    };
     out.dispatch(&source, &bound, &numbers, grid)
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
+    use hal::format::Format;
     use hal::op::KV_FORMATS;
     use hal::{Batch, BatchShape};
 
-    use super::super::rope::rope_store;
     use super::*;
-    use crate::facts::Tuning;
-    use crate::translate::{sizes, translate};
-
-    #[test]
-    fn shaders_of_every_cache_translate() {
-        for [flat, row] in sizes() {
-            for (i, &k) in KV_FORMATS.iter().enumerate() {
-                for v in [k, KV_FORMATS[(i + 1) % KV_FORMATS.len()]] {
-                    let formats = KvCache { k, v };
-                    for store in [store_sources("store_kv", formats), rope_store(formats)] {
-                        let store = store.set("FLAT", flat).set("ROW", row);
-                        translate(&store, false).unwrap_or_else(|error| panic!("{k} {v}: {error}"));
-                    }
-                }
-            }
-        }
-    }
+    use crate::translate::translate;
 
     /// Heads of all kinds, in rows that are aligned for wide loads and in others.
     #[test]
@@ -415,18 +255,29 @@ mod tests {
                     [(1, 64, 64, 1), (3, 6, 5, 2), (1, 576, 512, 9), (20, 192, 128, 2)]
                 {
                     let op = op(n_tokens, [d_head, d_value], [shared, 1]);
-                    let tiles = Tiles::new(&op, &facts).unwrap();
-                    assert!(tiles.split.heads * tiles.split.tokens <= tuning.queries as usize);
-                    for aligned in [false, true] {
+                    for (op, aligned) in [(&op, false), (&op, true), (&selecting(op.clone()), true)]
+                    {
+                        let tiles = Tiles::new(op, &facts).unwrap();
+                        let most = tuning.queries.max(tuning.queries_of_one) as usize;
+                        assert!(tiles.split.heads * tiles.split.tokens <= most);
                         let half = |d| HalfLayout { format, d, aligned };
                         let cache = KvCache { k: half(d_head), v: half(d_value) };
-                        let source = tiles.source(cache, &facts);
+                        let source = seen(tiles.source(cache, &facts), op);
                         translate(&source, false)
                             .unwrap_or_else(|error| panic!("{format} {d_head}: {error}"));
                     }
                 }
             }
         }
+    }
+
+    /// The shader for one token with eight heads per key head of `d` values.
+    #[cfg(target_os = "linux")]
+    pub(in crate::ops) fn decode(format: Format, d: usize, facts: &Facts) -> Source {
+        let op = op(1, [d, d], [8, 1]);
+        let half = HalfLayout { format, d, aligned: true };
+        let tiles = Tiles::new(&op, facts).expect("heads that fit");
+        seen(tiles.source(KvCache { k: half, v: half }, facts), &op)
     }
 
     /// Heads that do not fit share no workgroup; one that does not fit alone is refused.
@@ -462,10 +313,12 @@ mod tests {
         let shape = BatchShape { max_tokens: 64, max_seqs: 1, max_blocks: 8 };
         Attention {
             q: desc(n_tokens, n_head * d_head),
-            cache: KvCache { k: desc(256, n_head_kv * d_head), v: desc(256, n_head_kv * d_value) },
+            cache: KvCache { k: desc(256, n_head_kv * d_head), v: desc(256, n_head_kv * d_value) }
+                .into(),
             batch: Batch { words: desc(1, shape.n_words()), shape },
             slopes: None,
             sinks: None,
+            selected: None,
             y: desc(n_tokens, n_head * d_value),
             n_head,
             n_head_kv,
@@ -473,5 +326,10 @@ mod tests {
             window: None,
             softcap: 0.0,
         }
+    }
+
+    fn selecting(op: Attention<TensorDesc>) -> Attention<TensorDesc> {
+        let selected = Some(TensorDesc::new(op.q.n_rows, 40, Format::U32));
+        Attention { selected, ..op }
     }
 }

@@ -16,6 +16,9 @@ const SHARED: usize = 8;
 /// Maximum kernel size of a convolution: an invocation holds that many inputs in registers.
 const MAX_KERNEL_SIZE: usize = 32;
 
+/// Maximum number of decay factors of a head of `gated_delta`.
+const MAX_FACTORS: usize = 512;
+
 pub(super) fn plan_short_conv(op: &ShortConv<TensorDesc>, facts: &Facts) -> Plan {
     if op.weight.n_cols > MAX_KERNEL_SIZE {
         return Plan::No(format!(
@@ -52,13 +55,22 @@ pub(super) fn short_conv(op: &ShortConv<Tensor>, out: &mut Lowering<'_>) -> Resu
 }
 
 pub(super) fn plan_gated_delta(op: &GatedDelta<TensorDesc>, facts: &Facts) -> Plan {
-    plan_bindings(&[("q", &op.q), ("v", &op.v), ("state", &op.state)], facts)
+    // WebGPU guarantees 16 KB of memory per workgroup, which the shader's sums and products use too.
+    if op.n_factors() > MAX_FACTORS {
+        let n = op.n_factors();
+        return Plan::No(format!(
+            "{n} decay factors per head; at most {MAX_FACTORS} are supported"
+        ));
+    }
+    let [q, v, decay, state] = [&op.q, &op.v, &op.decay, &op.state];
+    plan_bindings(&[("q", q), ("v", v), ("decay", decay), ("state", state)], facts)
 }
 
 /// An invocation keeps its rows of a column in registers; if a device has too few, its compiler
-/// spills them to private memory.
-fn delta_source(d_k: usize) -> Source {
-    Source::new("gated_delta").set("SHARED", SHARED).set("ROWS", d_k.div_ceil(SHARED))
+/// spills them to private memory. A workgroup shares the `n_factors` decay factors of a token.
+fn delta_source(d_k: usize, n_factors: usize) -> Source {
+    let rows = d_k.div_ceil(SHARED);
+    Source::new("gated_delta").set("SHARED", SHARED).set("ROWS", rows).set("FACTORS", n_factors)
 }
 
 pub(super) fn gated_delta(op: &GatedDelta<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
@@ -72,7 +84,7 @@ pub(super) fn gated_delta(op: &GatedDelta<Tensor>, out: &mut Lowering<'_>) -> Re
     let heads = [op.n_head_k, op.n_head_v, modulo, divisor];
     let sizes = [&[shape.max_tokens, q.n_rows], &heads[..], &[d_k, d_v]].concat();
     let mut numbers: Vec<u32> = sizes.iter().map(|&n| n as u32).collect();
-    numbers.push(op.scale.to_bits());
+    numbers.extend([op.curve.bound().to_bits(), op.scale.to_bits()]);
     let spans = [
         plain(&op.q)?,
         plain(&op.k)?,
@@ -87,7 +99,7 @@ pub(super) fn gated_delta(op: &GatedDelta<Tensor>, out: &mut Lowering<'_>) -> Re
     ];
     let flat = out.facts().tuning.flat as usize;
     let n_workgroups = shape.max_seqs * op.n_head_v * d_v.div_ceil(flat / SHARED);
-    each_value_u32(delta_source(d_k), n_workgroups * flat, &spans, &numbers, out)
+    each_value_u32(delta_source(d_k, op.n_factors()), n_workgroups * flat, &spans, &numbers, out)
 }
 
 pub(super) fn plan_ssm_scan(op: &SsmScan<TensorDesc>, facts: &Facts) -> Plan {
@@ -187,7 +199,8 @@ mod tests {
         for n in [1, 64, 128, 200] {
             for [flat, _] in sizes() {
                 let wkv = ["wkv6", "wkv7"].map(|shader| wkv_source(shader, n));
-                for source in [delta_source(n), scan_source(n)].into_iter().chain(wkv) {
+                let delta = [delta_source(n, 1), delta_source(n, n), scan_source(n)];
+                for source in delta.into_iter().chain(wkv) {
                     for shared in [false, true] {
                         let source = source.clone().set("FLAT", flat);
                         translate(&source, shared).unwrap_or_else(|error| panic!("{n}: {error}"));

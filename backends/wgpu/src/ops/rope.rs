@@ -5,7 +5,7 @@ use hal::op::Rope;
 use hal::{KvCache, Operand, Plan, Result, Tensor, TensorDesc};
 use lower::{RopePairs, RopeStore};
 
-use super::attention::{row_words, store_sources, values_per_store};
+use super::cache::{formats, row_words, store_sources, values_per_store};
 use super::elementwise::{each_value_u32, plan_bindings};
 use crate::buffer::plain;
 use crate::error::driver;
@@ -45,7 +45,7 @@ fn stores(step: &RopeStore<'_>) -> Option<KvCache<usize>> {
     let cache = &step.store.cache;
     Some(KvCache {
         k: per_store(&cache.k, step.k.d_head)?,
-        v: per_store(&cache.v, step.d_value())?,
+        v: per_store(cache.values(), step.d_value())?,
     })
 }
 
@@ -67,6 +67,7 @@ pub(super) fn lower_with_store(step: &RopeStore<'_>, out: &mut Lowering<'_>) -> 
         return Err(driver("compile", "an invocation would store two heads"));
     };
     let (n_rows, halves) = (q.x.desc().n_rows, store.cache.map(&mut |half| half.desc()));
+    let v_cols = step.v_cols();
     let [n_head, n_head_kv] = [q.x.desc().n_cols / q.d_head, step.n_head_kv()];
     let RopePairs { n: n_pairs, step, distance: other } = RopePairs::of(q);
     let sizes = [
@@ -80,11 +81,11 @@ pub(super) fn lower_with_store(step: &RopeStore<'_>, out: &mut Lowering<'_>) -> 
         step,
         other,
         k.x.desc().n_cols,
-        store.v.desc().n_cols,
+        v_cols,
         stores.k,
         stores.v,
         row_words(&halves.k),
-        row_words(&halves.v),
+        row_words(halves.values()),
         halves.k.n_rows,
     ];
     let mut numbers: Vec<u32> = sizes.iter().map(|&n| n as u32).collect();
@@ -94,11 +95,12 @@ pub(super) fn lower_with_store(step: &RopeStore<'_>, out: &mut Lowering<'_>) -> 
         plain(&q.batch.words)?,
         plain(&q.x)?,
         plain(&k.x)?,
-        plain(&store.v)?,
+        out.plain_or_dummy(store.v.as_ref())?,
         plain(&store.cache.k)?,
-        plain(&store.cache.v)?,
+        // Without values, nothing is written there.
+        plain(store.cache.values())?,
     ];
-    let source = rope_store(halves.map(&mut |half| half.format));
+    let source = rope_store(formats(&store.cache));
     let source = source.set("ROW", out.facts().tuning.row);
     let grid = out.facts().grid(n_rows * (n_head + n_head_kv));
     out.dispatch(&source, &spans, &numbers, grid)

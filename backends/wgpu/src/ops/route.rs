@@ -21,6 +21,10 @@ pub(super) fn plan(op: &Route<TensorDesc>, facts: &Facts) -> Plan {
     if op.w.n_rows > MAX_EXPERTS {
         return Plan::No(format!("{} experts; at most {MAX_EXPERTS} are supported", op.w.n_rows));
     }
+    if op.n_per_chunk > 1 && (op.selection.is_some() || op.groups.is_some()) {
+        let reason = "experts that share weights cannot have groups or a bias for the selection";
+        return Plan::No(reason.to_owned());
+    }
     if op.n_groups[0] > MAX_GROUPS {
         let reason =
             format!("{} groups of experts; at most {MAX_GROUPS} are supported", op.n_groups[0]);
@@ -52,14 +56,17 @@ pub(super) fn lower(op: &Route<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
         Scoring::Softmax => 0,
         Scoring::Sigmoid => 1,
         Scoring::SoftmaxChosen => 2,
+        Scoring::SqrtSoftplus => 3,
     };
     let numbers = [
         n_tokens as u32,
         w.n_rows as u32,
         op.n_used as u32,
+        op.n_per_chunk as u32,
         scoring,
         u32::from(op.renormalise),
         u32::from(op.selection.is_some()),
+        u32::from(op.chosen.is_some()),
         op.groups.as_ref().map_or(0, |_| op.n_groups[0] as u32),
         op.n_groups[1] as u32,
         op.scale.to_bits(),
@@ -67,7 +74,12 @@ pub(super) fn lower(op: &Route<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
     let source = Source::new("route").set("ROW", out.facts().tuning.row);
     let grid = out.facts().grid(n_tokens);
     let optional = |part: &Option<Tensor>| part.as_ref().map_or(Ok(scores.clone()), plain);
-    let bindings =
-        [scores.clone(), optional(&op.selection)?, optional(&op.groups)?, plain(&op.weights)?];
+    let bindings = [
+        scores.clone(),
+        optional(&op.selection)?,
+        optional(&op.groups)?,
+        optional(&op.chosen)?,
+        plain(&op.weights)?,
+    ];
     out.dispatch(&source, &bindings, &numbers, grid)
 }

@@ -11,7 +11,7 @@ fn the_device_conforms() {
     let (Some(device), Some(other)) = (device(), open(&Options::default())) else { return };
     let other = Device::new(other, DeviceId(5), BUDGET);
     let software = device.info().kind == DeviceKind::Simulated;
-    let cases = if software { conformance::without_long_prompts() } else { conformance::cases() };
+    let cases = if software { conformance::representative() } else { conformance::cases() };
     let report = conformance::run_in_parallel(&[device, other], &cases);
     eprintln!("{report}");
     assert_eq!(report.n_failed(), 0, "\n{report}");

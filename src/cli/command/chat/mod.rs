@@ -110,7 +110,7 @@ fn converse(
                 InputLine::Interrupted if interrupted => return Ok(()),
                 InputLine::Interrupted => {
                     interrupted = true;
-                    chat.terminal.print_unlabelled("Ctrl-C again, Ctrl-D or /exit exits");
+                    chat.terminal.print_unlabelled("press Ctrl-C again to exit, or Ctrl-D");
                     continue;
                 }
                 InputLine::Dropped => {

@@ -118,7 +118,7 @@ pub(crate) fn help() -> Vec<String> {
         "/stats            show token counts and speeds",
         "/exit             exit (also Ctrl-D)",
         "Ctrl-C stops an answer, twice at the prompt exits; Tab completes commands and keys.",
-        "A line that ends in \\ continues on the next one; a message between \"\"\" may have many.",
+        "A line that ends in \\ continues on the next one; a message between \"\"\" may span several.",
     ]
     .map(str::to_owned)
     .into();

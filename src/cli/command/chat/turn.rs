@@ -256,7 +256,7 @@ impl<'a> Chat<'a> {
             && let Some(n) = self.settings.n_predict
         {
             self.terminal.note(&format!(
-                "the answer was cut after {}; -n or /set predict allows more, -1 any number",
+                "the answer was cut off after {}; -n or /set predict raises the limit, -1 removes it",
                 counted(n, "token")
             ));
         }

@@ -1,4 +1,4 @@
-//! Checks of the machine's settings: cache folder, disk, CPU governor, huge pages.
+//! Checks of the machine: other programs, cache folder, disk, CPU governor, huge pages.
 
 use crate::cli::folders::cache_folder;
 use hal::Bytes;
@@ -7,6 +7,8 @@ use std::fs;
 use std::hash::{BuildHasher, RandomState};
 use std::io::Write as _;
 use std::path::Path;
+use std::thread;
+use std::time::Duration;
 
 /// Less free disk space than this is reported: repacked weights of a 7B model take it.
 const MIN_DISK: Bytes = Bytes(4 << 30);
@@ -39,7 +41,58 @@ impl Check {
     }
 }
 
-/// All checks that this system allows.
+/// What other programs use of the CPUs is observed for this long.
+const LOAD_TIME: Duration = Duration::from_millis(250);
+/// More than this share of the CPUs in use by others makes speeds doubtful.
+const MAX_LOAD: f64 = 0.15;
+
+/// How busy the CPUs are before anything is measured; `None` where the system does not say.
+pub(super) fn other_programs() -> Option<Check> {
+    let now = || CpuTime::parse(&fs::read_to_string("/proc/stat").ok()?);
+    let before = now()?;
+    thread::sleep(LOAD_TIME);
+    Some(load(now()?.busy_since(before)))
+}
+
+/// `busy` is the share of the time of all CPUs.
+fn load(busy: f64) -> Check {
+    let percent = 100.0 * busy;
+    if busy <= MAX_LOAD {
+        return Check::ok(format!("other programs used {percent:.0} % of the CPUs"));
+    }
+    Check {
+        is_slow: true,
+        ..Check::problem(format!(
+            "other programs used {percent:.0} % of the CPUs, so the measured speeds are too low: close them and run `doctor` again"
+        ))
+    }
+}
+
+/// Time of all CPUs since the start, in the kernel's ticks.
+#[derive(Clone, Copy, Debug)]
+struct CpuTime {
+    idle: u64,
+    all: u64,
+}
+
+impl CpuTime {
+    /// Reads the first line of `/proc/stat`. Time that a hypervisor gave to others is busy.
+    fn parse(text: &str) -> Option<CpuTime> {
+        let line = text.lines().next()?.strip_prefix("cpu ")?;
+        let ticks: Vec<u64> = line.split_whitespace().map_while(|n| n.parse().ok()).collect();
+        // User, nice, system, idle, waiting for disks, interrupts (two), stolen; guests are in user.
+        let counted = ticks.get(..8)?;
+        Some(CpuTime { idle: counted[3] + counted[4], all: counted.iter().sum() })
+    }
+
+    fn busy_since(self, before: CpuTime) -> f64 {
+        let all = self.all.saturating_sub(before.all);
+        let idle = self.idle.saturating_sub(before.idle);
+        if all == 0 { 0.0 } else { all.saturating_sub(idle) as f64 / all as f64 }
+    }
+}
+
+/// All checks of settings that this system allows.
 pub(super) fn checks() -> Vec<Check> {
     let cache = cache_folder(None).map(|folder| folder.path);
     let system = |path: &str| fs::read_to_string(path).ok();
@@ -127,6 +180,22 @@ mod tests {
         assert!(huge_pages("always [madvise] never\n").is_ok);
         let off = huge_pages("always madvise [never]\n");
         assert!(!off.is_ok && off.is_slow && off.text.contains("tee /sys"), "{off:?}");
+    }
+
+    #[test]
+    fn busy_cpus_are_a_problem() {
+        let before = CpuTime::parse("cpu  100 5 20 800 50 1 2 22 7 0\ncpu0 1 2\n").unwrap();
+        assert_eq!((before.idle, before.all), (850, 1000));
+        let after = CpuTime::parse("cpu  150 5 20 830 60 1 2 32 7 0\n").unwrap();
+        let busy = after.busy_since(before);
+        assert_eq!(busy, 0.6);
+        let check = load(busy);
+        assert!(!check.is_ok && check.is_slow && check.text.contains("60 %"), "{check:?}");
+        assert!(load(0.1).is_ok && !load(0.1).is_slow);
+        assert_eq!(before.busy_since(after), 0.0);
+        for wrong in ["", "intr 1 2", "cpu  1 2 3"] {
+            assert!(CpuTime::parse(wrong).is_none(), "{wrong}");
+        }
     }
 
     #[test]

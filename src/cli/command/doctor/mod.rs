@@ -56,7 +56,8 @@ pub(crate) fn run(args: &DoctorArgs, terminal: &Terminal) -> Result<(), Failure>
     let threads = args.threads.map(NonZeroUsize::get);
     let options = CpuOptions { threads, ..CpuOptions::default() };
     let n_threads = options.n_threads();
-    terminal.note("measuring takes a few seconds");
+    terminal.note("measuring takes up to a minute");
+    let load = checks::other_programs();
     let mut reports = vec![cpu_report(options, n_threads, terminal)];
     let switches = args.switches.all();
     let compilation = KernelCompilation { program: this_program(), ..KernelCompilation::default() };
@@ -64,7 +65,7 @@ pub(crate) fn run(args: &DoctorArgs, terminal: &Terminal) -> Result<(), Failure>
     for candidate in &found {
         reports.push(match candidate.open_with(&switches) {
             Ok(backend) => {
-                let description = &backend.info().description;
+                let description = &backend.info().described();
                 let mut report = device_report(&candidate.name, description, 0, &backend, terminal);
                 if !candidate.software || args.report.is_some() {
                     report.self_test = test(&candidate.name, &switches, terminal);
@@ -89,7 +90,7 @@ pub(crate) fn run(args: &DoctorArgs, terminal: &Terminal) -> Result<(), Failure>
         }
     }
     let disks = known_disks(cache_folder(None).map(|folder| folder.path).as_deref());
-    let checks = checks::checks();
+    let checks: Vec<_> = load.into_iter().chain(checks::checks()).collect();
     let verdict = Verdict::new(&reports, &checks);
     let whole = Doctor {
         n_threads,

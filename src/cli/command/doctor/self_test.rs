@@ -137,7 +137,7 @@ impl SelfTest {
                 load.as_secs_f64()
             ),
             SelfTest::Differs { cpu, device, .. } => format!(
-                "self-test FAILED: the built-in model continues {device:?}, on the CPU {cpu:?}; do not use this device, or find with --device-options what is wrong"
+                "self-test FAILED: the built-in model continues {device:?}, on the CPU {cpu:?}; do not use this device, or turn off its features one by one (--device-options)"
             ),
             SelfTest::Failed(why) => format!("self-test FAILED: {why}"),
         }

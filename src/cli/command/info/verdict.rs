@@ -125,10 +125,7 @@ impl PlannedRun {
         match self.rate {
             Some(rate) if rate < 10.0 => format!("about {rate:.1} tokens/s {devices}"),
             Some(rate) => format!("about {rate:.0} tokens/s {devices}"),
-            None => {
-                "unknown: `thermocline plan` or `thermocline doctor` measures this machine once"
-                    .to_owned()
-            }
+            None => "unknown: `thermocline plan -m FILE` measures this machine once".to_owned(),
         }
     }
 }
@@ -187,14 +184,16 @@ fn model(facts: &Facts<'_>) -> String {
         found.map(|(_, value)| value.to_string())
     };
     let mut parts = vec![facts.architecture.clone().unwrap_or_else(|| "not stated".to_owned())];
+    let experts = value("experts").filter(|n| n != "0");
     parts.extend(match (value("layers"), value("neurons per layer")) {
-        (Some(layers), Some(neurons)) if !neurons.contains('[') => {
+        // Layers may differ, and experts have another size.
+        (Some(layers), Some(neurons)) if experts.is_none() && neurons.parse::<u64>().is_ok() => {
             Some(format!("{layers} layers of {neurons} neurons"))
         }
         (Some(layers), _) => Some(format!("{layers} layers")),
         (None, _) => None,
     });
-    parts.extend(value("experts").map(|n| format!("{n} experts per layer")));
+    parts.extend(experts.map(|n| format!("{n} experts per layer")));
     parts.push(format!("{} parameters", parameters(facts.n_params)));
     parts.join(", ")
 }

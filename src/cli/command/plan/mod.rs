@@ -139,7 +139,9 @@ impl Report {
         let mut notes = notes(machine, &forecast, &settings, skips);
         notes.extend(unused_density(args, skips, settings.placing.uses.is_some()));
         let computation = &runtime.options().computation;
-        notes.extend(speeds_note(runtime, &model));
+        if args.assume.is_empty() {
+            notes.extend(speeds_note(runtime, &model));
+        }
         let need = runtime.need(&model, &settings, &forecast);
         let host_memory = machine.host_memory();
         let costs = DiskCosts::new(runtime, &model, &settings);

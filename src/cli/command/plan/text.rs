@@ -59,7 +59,7 @@ fn answer(report: &Report, out: &mut String) {
         },
     );
     let mut line = |label: &str, text: &str| *out += &wrapped(&format!("  {label:<10} "), text);
-    if let Some(rate) = forecast.prompt_rate().filter(|rate| rate.is_finite()) {
+    if let Some(rate) = forecast.prompt_rate().filter(|rate| rate.is_finite() && *rate > 0.0) {
         let n = forecast.n_prompt;
         line("prefill", &format!("about {} tokens/s for {n} tokens", shown_rate(rate, 0)));
     }
@@ -69,21 +69,24 @@ fn answer(report: &Report, out: &mut String) {
         Some(_) => format!(", waiting for the disk {}", milliseconds(parts.disk)),
         None => String::new(),
     };
-    line(
-        "decode",
-        &match report.devices.len() {
-            1 => format!("{} ms per token{disk}", milliseconds(forecast.seconds)),
-            _ => format!(
-                "{} ms per token: devices {}, CPU {}, hand-offs {}{}; {:.0} % of the neurons that a token activates are on devices",
-                milliseconds(forecast.seconds),
-                milliseconds(parts.devices),
-                milliseconds(parts.cpu),
-                milliseconds(parts.hand_offs),
-                disk,
-                100.0 * forecast.off_cpu
-            ),
-        },
-    );
+    // A model that does not fit has no speed.
+    if forecast.seconds.is_finite() {
+        line(
+            "decode",
+            &match report.devices.len() {
+                1 => format!("{} ms per token{disk}", milliseconds(forecast.seconds)),
+                _ => format!(
+                    "{} ms per token: devices {}, CPU {}, hand-offs {}{}; {:.0} % of the neurons that a token activates are on devices",
+                    milliseconds(forecast.seconds),
+                    milliseconds(parts.devices),
+                    milliseconds(parts.cpu),
+                    milliseconds(parts.hand_offs),
+                    disk,
+                    100.0 * forecast.off_cpu
+                ),
+            },
+        );
+    }
     for (label, text) in report.tier_rows() {
         line(label, &text);
     }
@@ -97,7 +100,11 @@ fn answer(report: &Report, out: &mut String) {
 }
 
 fn sizes(model: &Model) -> String {
-    format!("{} layers of {} neurons", model.hyper.n_layer, neurons(model))
+    let n_layer = model.hyper.n_layer;
+    match model.experts() {
+        Some(experts) => format!("{n_layer} layers, {} experts per layer", experts.n),
+        None => format!("{n_layer} layers of {} neurons", neurons(model)),
+    }
 }
 
 /// The memory that is needed and there, on each device.

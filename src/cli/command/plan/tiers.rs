@@ -134,7 +134,11 @@ impl Report {
             rows.push(("tiers", self.tiers_text(tiers)));
             rows.push(("disk", self.disk_text(tiers)));
         }
-        let more = self.disk.more.iter();
+        // If all weights fit into memory, more of it may bring nothing.
+        let gains = |faster: &Forecast| {
+            self.disk.tiers.is_some() || faster.rate() > 1.001 * self.forecast.rate()
+        };
+        let more = self.disk.more.iter().filter(|(_, forecast)| gains(forecast));
         let more = more.map(|(what, forecast)| {
             format!("of {what}: {} tokens/s", shown_rate(forecast.rate(), 1))
         });
@@ -178,7 +182,7 @@ impl Report {
         let uses = match (chosen.is_empty(), *by_profile, *row_reads_per_token > 0.0) {
             (true, ..) => "",
             (false, true, _) => " used as in the profile",
-            (false, false, true) => " used as is usual (no profile)",
+            (false, false, true) => " used as is typical (no profile)",
             (false, false, false) => " all used equally often (no profile)",
         };
         format!(

@@ -17,7 +17,7 @@ use crate::engine::{Engine, EngineOptions, ObservedBlock, Sparsity};
 use crate::learned;
 use crate::model::Model;
 use crate::predictor::{
-    self, Block, LayerPredictor, LayerThresholds, Observations, PredictorKind as Kind,
+    self, Block, Chooser, LayerPredictor, LayerThresholds, Observations, PredictorKind as Kind,
     PredictorRun, Settings, SplitObservations, Stage,
 };
 use crate::tokenizer::Tokenizer;
@@ -58,7 +58,12 @@ pub(crate) fn run(args: &PredictorArgs, terminal: &Terminal) -> Result<(), Failu
     let chooser = predictor::read(&found, model)?;
     let mut output = Output::stdout();
     output.write(report::text(model, chooser.as_ref(), training.error))?;
-    let word = if training.import.is_some() { "predicted" } else { "balanced" };
+    let balances = |chooser: &Chooser| chooser.levels.is_none_or(|l| l.balanced.is_some());
+    let word = match (&training.import, &chooser) {
+        (Some(_), _) => "predicted".to_owned(),
+        (None, Some(chooser)) if !balances(chooser) => training.error.to_string(),
+        (None, _) => "balanced".to_owned(),
+    };
     let places = learned::places(&model.file, folder.as_deref());
     terminal.note(&if places.contains(&out) {
         format!("stored in {}; --sparsity {word} uses it", out.display())
@@ -104,8 +109,10 @@ pub(super) fn check(model: &Model, kind: Kind) -> Result<(), Failure> {
     let refused = |why: &str| {
         Err(Failure::new(Exit::BadModel, format!("cannot train a predictor for this model: {why}")))
     };
-    if model.experts().is_some() {
-        return refused("predictors for models with experts are not supported");
+    if model.experts().is_some() && model.is_exactly_sparse() {
+        return refused(
+            "its experts' neurons are skipped exactly, and a predictor of them would save less than it reads",
+        );
     }
     if model.layers.iter().any(|layer| layer.ffn.is_none()) {
         return refused("some of its layers have no feed-forward block, and every layer needs one");
@@ -191,7 +198,8 @@ impl TrainingJob<'_> {
         let mut engine = self.dense(windows.n_ctx())?;
         let hyper = &self.model.hyper;
         let density = if self.model.is_exactly_sparse() { 0.2 } else { 1.0 };
-        let parts = (self.model.max_n_ff() as f64 * density) as usize
+        let computed = self.model.blocks().map(|(_, ffn)| ffn.n_ff() as f64 * ffn.share_used());
+        let parts = (computed.fold(0.0, f64::max) * density) as usize
             * size_of::<predictor::Contribution>();
         let each = windows.n_tokens() * (hyper.n_embd * size_of::<f32>() + parts);
         let at_once = (MAX_RECORDED / each.max(1)).max(1);
@@ -242,7 +250,8 @@ impl TrainingJob<'_> {
         let seen = |i: usize| {
             let ffn = model.layers[i].ffn.as_ref();
             let activation = ffn.map_or(model.activation, |ffn| ffn.activation);
-            Observations::new(model.ffn_kind, activation, model.hyper.n_embd, n_ff[i])
+            let width = ffn.map_or(model.hyper.n_embd, |ffn| ffn.up.w.desc().n_cols);
+            Observations::new(model.ffn_kind, activation, width, n_ff[i])
         };
         let mut all: Vec<[Observations; 2]> = layers.clone().map(|i| [seen(i), seen(i)]).collect();
         let Range { start, end } = layers;
@@ -257,7 +266,7 @@ impl TrainingJob<'_> {
                     bar.inc(o.n_tokens as u64);
                 }
                 if layers.contains(&layer) {
-                    all[layer - layers.start][held].push(input(o), o.gate, o.up);
+                    all[layer - layers.start][held].push(input(o), o.gate, o.up, o.weights);
                 }
             };
             engine.observe(&mut sequence, &window, self.interrupt.flag(), each)?;
@@ -336,7 +345,7 @@ impl TrainingJob<'_> {
         let minutes = (per_layer * n as u32).as_secs().div_ceil(60);
         if minutes > 1 {
             self.terminal.note(&format!(
-                "about {minutes} minutes for the other {}; Ctrl-C keeps the finished layers, and the same command resumes",
+                "about {minutes} minutes for the remaining {}; Ctrl-C keeps the finished layers, and the same command resumes",
                 counted(n, "layer")
             ));
         }

@@ -195,11 +195,15 @@ fn on_thread<T: Send + 'static>(
             let _ = sender.send(task(deadline));
         });
     let failed = |what: &str| TemplateError::Failed { line: 0, what: what.into() };
-    if started.is_err() {
+    let Ok(thread) = started else {
         return Err(failed("cannot start a thread to evaluate the template"));
-    }
+    };
     match receiver.recv_timeout(DEADLINE + GRACE) {
-        Ok(result) => result,
+        Ok(result) => {
+            // It has only its own memory left to free; a panic there changes no result.
+            let _ = thread.join();
+            result
+        }
         Err(mpsc::RecvTimeoutError::Timeout) => Err(TemplateError::TooSlow { line: 0 }),
         Err(mpsc::RecvTimeoutError::Disconnected) => {
             Err(failed("the thread that evaluates the template panicked"))

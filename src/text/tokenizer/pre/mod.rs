@@ -233,10 +233,10 @@ mod tests {
                 let text = text.repeat((1 << 18) / text.len());
                 let start = std::time::Instant::now();
                 assert!(!splitter.split(&text).is_empty());
-                // 5 s allow for unoptimised code on a shared machine; quadratic code takes minutes.
+                // 60 s allow for unoptimised code on a busy machine; quadratic code takes minutes.
                 let took = start.elapsed();
                 assert!(
-                    took.as_secs() < 5,
+                    took.as_secs() < 60,
                     "{:?}: {:?} took {took:?}",
                     pre.names,
                     text.chars().next()

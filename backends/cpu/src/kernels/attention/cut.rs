@@ -22,6 +22,9 @@ pub(super) const FEW_TOKENS: usize = 4;
 /// Bytes of a cache row that a chunk reads in decode (at most the whole row), because reading
 /// adjacent heads together is faster.
 pub(super) const CHUNK_ROW_BYTES: usize = 2048;
+/// With more than one head block per KV head, spans are divided into chunks of fewer head blocks
+/// until a token has this number of chunks.
+const ENOUGH_CHUNKS: usize = 16;
 /// From this number of queries on, keys and values are converted to F32 once, not once per group of
 /// queries.
 pub(super) const WIDEN_FROM: usize = 9;
@@ -50,10 +53,10 @@ pub(super) struct Cut {
     pub(super) blocks_per_kv_head: usize,
     /// Head blocks per token.
     pub(super) n_blocks: usize,
-    /// Tokens per tile.
+    /// Tokens per tile: one if each token has positions of its own.
     pub(super) tile: usize,
-    /// Head blocks per chunk.
-    pub(super) blocks_per_chunk: usize,
+    /// Maximum number of head blocks per chunk.
+    pub(super) max_blocks_per_chunk: usize,
     /// Size of a query or KV head, and the same size padded to [`PAD`].
     pub(super) d_head: usize,
     pub(super) width: usize,
@@ -71,6 +74,11 @@ impl Cut {
         let d_value = op.y.desc().n_cols / op.n_head;
         let blocks_per_kv_head = n_shared.div_ceil(MAX_HEADS);
         let BatchShape { max_blocks, .. } = op.batch.shape;
+        let n_positions = max_blocks * KV_BLOCK;
+        let n_positions = match &op.selected {
+            Some(selected) => selected.desc().n_cols,
+            None => n_positions,
+        };
         let is_decode = n_tokens <= FEW_TOKENS;
         // Formats below a byte per value take as long to read as a byte.
         let head_bytes = op.cache.k.desc().format.row_bytes(d_head).unwrap_or(0).max(d_head).max(1);
@@ -81,13 +89,17 @@ impl Cut {
             n_shared,
             blocks_per_kv_head,
             n_blocks: op.n_head_kv * blocks_per_kv_head,
-            tile: if is_decode { 1 } else { MAX_QUERIES / n_shared.min(MAX_HEADS) },
-            blocks_per_chunk: if is_decode { n_heads * blocks_per_kv_head } else { 1 },
+            tile: if is_decode || op.selected.is_some() {
+                1
+            } else {
+                MAX_QUERIES / n_shared.min(MAX_HEADS)
+            },
+            max_blocks_per_chunk: if is_decode { n_heads * blocks_per_kv_head } else { 1 },
             d_head,
             width: d_head.next_multiple_of(PAD),
             d_value,
             value_width: d_value.next_multiple_of(PAD),
-            max_spans: (max_blocks * KV_BLOCK).div_ceil(SPAN),
+            max_spans: n_positions.div_ceil(SPAN),
         }
     }
 
@@ -108,9 +120,15 @@ impl Cut {
         self.tile * self.n_shared.min(MAX_HEADS)
     }
 
-    /// Number of groups of `blocks_per_chunk` head blocks; a chunk computes one such group.
-    pub(super) fn n_block_groups(&self) -> usize {
-        self.n_blocks.div_ceil(self.blocks_per_chunk)
+    /// Number of head blocks per chunk in decode, for tokens of up to `n_spans` spans. Many heads
+    /// that share a KV head read its rows once, unless there are so few positions that threads would
+    /// be idle.
+    pub(super) fn blocks_per_chunk(&self, n_spans: usize) -> usize {
+        if self.blocks_per_kv_head == 1 {
+            return self.max_blocks_per_chunk;
+        }
+        let n_groups = ENOUGH_CHUNKS.div_ceil(n_spans.max(1));
+        self.n_blocks.div_ceil(n_groups).min(self.max_blocks_per_chunk)
     }
 }
 
@@ -132,7 +150,7 @@ impl Workspace {
         let cut = Cut::new(op);
         let parts =
             if cut.splits_spans() { cut.n_tokens * cut.n_blocks * cut.max_spans } else { 0 };
-        let n = cut.queries() * cut.blocks_per_chunk;
+        let n = cut.queries() * cut.max_blocks_per_chunk;
         let widened = L1_ROWS * cut.width.max(cut.value_width);
         Self {
             parts: scratch.take(parts, cut.queries() * (2 + cut.value_width)),
@@ -232,7 +250,7 @@ pub(super) struct Positions<'a> {
     pub(super) first: usize,
     /// The cache rows of the positions.
     pub(super) ids: &'a [u32],
-    /// Number of queries per head block that read the positions.
+    /// Number of queries of a KV head that read the positions.
     pub(super) n_queries: usize,
 }
 

@@ -23,6 +23,8 @@ const SLICE_STEP: usize = 64;
 /// Slices per used expert: a multiple of the number of parallel sums in `ffn_reduce`, so that the
 /// order of additions does not depend on which other experts are used.
 const EXPERT_SLICES: usize = 8;
+/// Slices of the experts of a down projection with one row per output.
+const ACROSS_SLICES: usize = 4;
 /// Maximum number of tokens whose experts are processed at once.
 const EXPERT_TOKENS: usize = 4;
 /// Columns per block of `down_few`, and columns and tokens per tile of `down_many`.
@@ -52,7 +54,7 @@ fn slice(n_rows: usize, n_out: usize, n_tokens: usize, facts: &Facts) -> usize {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct DownScratch {
     /// Neuron values in Q8 blocks, if the down projection reads them in that format.
-    q8: ScratchRange,
+    pub(super) q8: ScratchRange,
     partial: ScratchRange,
     n_slices: usize,
     slice: usize,
@@ -74,7 +76,8 @@ impl DownScratch {
             (n_rows.div_ceil(slice), 0, n_tokens);
         let across = op.orientation == Down::AcrossNeurons;
         match &op.experts {
-            _ if across => n_slices = 1,
+            Some(_) if across => n_slices = ACROSS_SLICES,
+            None if across => n_slices = 1,
             Some(experts) if n_tokens <= FEW_TOKENS => {
                 let most = experts.rows().map(|rows| rows.len()).max().unwrap_or(0);
                 at_once = n_tokens.min(EXPERT_TOKENS);
@@ -104,6 +107,8 @@ pub(super) struct DownProjection<'a> {
     pub(super) n_tokens: usize,
     /// Neuron values, `[n_tokens, n_rows]`.
     pub(super) h: Span,
+    /// The same in Q8 blocks, if the launch that computed them also quantised them.
+    pub(super) quantized: Option<Span>,
     /// Number of active neurons per token, `[n_tokens]`.
     pub(super) counts: Span,
     /// First row of each expert; null without experts.
@@ -122,7 +127,11 @@ impl DownProjection<'_> {
                 return self.in_chunks(out);
             }
             (Down::ByNeuron, _) => self.by_neuron(out)?,
-            (Down::AcrossNeurons, None) => self.lower_across(out)?,
+            // A product of a few tokens adds to y itself.
+            (Down::AcrossNeurons, None) if !many && self.op.hits.is_none() => {
+                return self.across_and_add(out);
+            }
+            (Down::AcrossNeurons, None) => self.across(out)?,
             (Down::AcrossNeurons, Some(experts)) => self.across_experts(experts, out)?,
         }
         self.reduce(out)
@@ -137,7 +146,8 @@ impl DownProjection<'_> {
             let (op, ranges, first_token) = (self.op, self.ranges, self.first_token + first);
             let h = self.h.part(row * first as u64, row * n_tokens as u64);
             let counts = self.counts.part(4 * first as u64, 4 * n_tokens as u64);
-            DownProjection { op, ranges, first_token, n_tokens, h, counts, starts: self.starts }
+            let (quantized, starts) = (None, self.starts);
+            DownProjection { op, ranges, first_token, n_tokens, h, quantized, counts, starts }
                 .lower(out)?;
         }
         Ok(())
@@ -185,17 +195,41 @@ impl DownProjection<'_> {
         if !takes_q8(self.op.down.desc().format) {
             return Ok(self.h);
         }
+        if let Some(q) = self.quantized {
+            return Ok(q);
+        }
         let q = self.ranges.q8.span(out)?;
         quantize(self.h, self.n_tokens * self.op.up.desc().n_rows, q, None, out);
         Ok(q)
     }
 
-    fn lower_across(&self, out: &mut Lowering<'_>) -> Result<()> {
+    fn across(&self, out: &mut Lowering<'_>) -> Result<()> {
         let x = self.lower_values(out)?;
-        let (weight, bias) = (&Weight::new(&self.op.down)?, Span::NONE);
         let (n_tokens, y) = (self.n_tokens, self.ranges.partial.span(out)?);
-        Product { weight, x, n_tokens, bias, relu: false, experts: None, y }.lower(out);
+        Product::new(&Weight::new(&self.op.down)?, x, n_tokens, y).lower(out);
         Ok(())
+    }
+
+    /// The product with its bias and, if the op accumulates, what y already has. Also adds the
+    /// numbers of active neurons.
+    fn across_and_add(&self, out: &mut Lowering<'_>) -> Result<()> {
+        let (op, x, n_tokens) = (self.op, self.lower_values(out)?, self.n_tokens);
+        let weight = Weight::new(&op.down)?;
+        let y = tokens(&op.y, self.first_token, n_tokens)?;
+        let product = Product {
+            bias: out.plain_or_null(op.bias_down.as_ref())?,
+            add: op.accumulate,
+            counted: Some([self.counts, self.active()?]),
+            ..Product::new(&weight, x, n_tokens, y)
+        };
+        product.lower(out);
+        Ok(())
+    }
+
+    /// Where the op adds the number of active neurons of each token.
+    fn active(&self) -> Result<Span> {
+        let (first, n) = (self.first_token as u64, self.n_tokens as u64);
+        Ok(plain(&self.op.active)?.part(4 * first, 4 * n))
     }
 
     /// Multiplies with a matrix per expert; matrices of unused experts are not read.
@@ -222,14 +256,14 @@ impl DownProjection<'_> {
             word(lanes),
         ];
         let kernel = if self.n_tokens == 1 { "across_one" } else { "across_few" };
-        let grid = [n_out.div_ceil(ACROSS_ROWS * (ACROSS_BLOCK as usize / lanes)), 1, 1];
+        let n_blocks = n_out.div_ceil(ACROSS_ROWS * (ACROSS_BLOCK as usize / lanes));
+        let grid = [n_blocks, self.ranges.n_slices, 1];
         out.launch(Unit::weight("across_few", desc.format), kernel, grid, ACROSS_BLOCK, &args);
         Ok(())
     }
 
     fn reduce(&self, out: &mut Lowering<'_>) -> Result<()> {
         let (op, n_out) = (self.op, self.op.y.desc().n_cols);
-        let active = plain(&op.active)?.part(4 * self.first_token as u64, 4 * self.n_tokens as u64);
         let args = [
             ptr(self.ranges.partial.span(out)?),
             ptr(out.plain_or_null(op.bias_down.as_ref())?),
@@ -237,7 +271,7 @@ impl DownProjection<'_> {
             ptr(self.counts),
             ptr(self.h),
             ptr(tokens(&op.y, self.first_token, self.n_tokens)?),
-            ptr(active),
+            ptr(self.active()?),
             ptr(out.plain_or_null(op.hits.as_ref())?),
             word(n_out),
             word(self.n_tokens),

@@ -159,7 +159,7 @@ impl Experts<'_> {
         let x = if takes_q8(weight.desc.format) { q8 } else { x };
         let experts = Some(self.expert_tokens(self.rows, self.sizes.max_rows, out)?);
         let (bias, n_tokens) = (out.plain_or_null(bias.as_ref())?, self.sizes.n_tokens);
-        Product { weight, x, n_tokens, bias, relu: false, experts, y }.lower(out);
+        Product { bias, experts, ..Product::new(weight, x, n_tokens, y) }.lower(out);
         Ok(())
     }
 
@@ -204,9 +204,9 @@ impl Experts<'_> {
         let n_out = self.op.y.desc().n_cols;
         let experts =
             ExpertTokens { x_by_pair: true, ..self.expert_tokens(self.outputs, n_out, out)? };
-        let (n_tokens, bias, experts) = (self.sizes.n_tokens, Span::NONE, Some(experts));
+        let (n_tokens, experts) = (self.sizes.n_tokens, Some(experts));
         let y = self.ranges.partial.span(out)?;
-        Product { weight, x, n_tokens, bias, relu: false, experts, y }.lower(out);
+        Product { experts, ..Product::new(weight, x, n_tokens, y) }.lower(out);
         Ok(())
     }
 

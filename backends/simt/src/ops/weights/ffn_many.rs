@@ -96,7 +96,8 @@ impl ManyTokens<'_> {
         }
         self.lower_hidden(tests, ups, counts, out)?;
         let (ranges, first_token) = (self.down, self.first_token);
-        DownProjection { op, ranges, first_token, n_tokens, h: tests, counts, starts: self.starts }
+        let (h, quantized, starts) = (tests, None, self.starts);
+        DownProjection { op, ranges, first_token, n_tokens, h, quantized, counts, starts }
             .lower(out)
     }
 
@@ -112,7 +113,7 @@ impl ManyTokens<'_> {
         let weight = Weight::new(weight)?;
         let x = if takes_q8(weight.desc.format) { q8 } else { x };
         let (bias, n_tokens) = (out.plain_or_null(bias.as_ref())?, self.n_tokens);
-        Product { weight: &weight, x, n_tokens, bias, relu: false, experts: None, y }.lower(out);
+        Product { bias, ..Product::new(&weight, x, n_tokens, y) }.lower(out);
         Ok(())
     }
 

@@ -1,8 +1,11 @@
 //! Dense matrix products, also used by other ops.
 
-use hal::op::MatMul;
+use hal::op::{HeadMatMul, MatMul};
 use hal::{Operand, Plan, Result, Tensor, TensorDesc};
-use lower::{FEW_TOKENS, Scratch, WordFill, products_scratch, quantized_x, takes_q8};
+use lower::{
+    FEW_TOKENS, Scratch, WordFill, head_products_scratch, products_scratch, quantized_x,
+    refuse_heads_of_x, takes_q8,
+};
 
 use super::operand::{Weight, refusal};
 use super::{BLOCK, plan_of};
@@ -14,6 +17,8 @@ use crate::units::Unit;
 /// Threads per block of `matmul_few`, and rows that a set of lanes processes at once.
 const FEW_BLOCK: u32 = 128;
 const FEW_ROWS: usize = 2;
+/// Limit of a grid's second dimension, which counts heads.
+const MAX_HEADS: usize = 65_535;
 /// Rows and tokens per tile of `matmul_many`.
 const TILE_ROWS: usize = 128;
 const TILE_TOKENS: usize = 64;
@@ -37,7 +42,33 @@ pub(crate) fn lower_matmul(op: &MatMul<Tensor>, out: &mut Lowering<'_>) -> Resul
     let (desc, x) = (op.x.desc(), input(op, out)?);
     let (weight, bias, y) =
         (&Weight::new(&op.w)?, out.plain_or_null(op.bias.as_ref())?, plain(&op.y)?);
-    Product { weight, x, n_tokens: desc.n_rows, bias, relu: false, experts: None, y }.lower(out);
+    Product { bias, ..Product::new(weight, x, desc.n_rows, y) }.lower(out);
+    Ok(())
+}
+
+pub(crate) fn plan_head_matmul(op: &HeadMatMul<TensorDesc>, _facts: &Facts) -> Plan {
+    let mut scratch = Scratch::default();
+    head_products_scratch(op, &mut scratch);
+    let too_many = (op.n_head > MAX_HEADS).then(|| format!("more than {MAX_HEADS} heads"));
+    plan_of(refuse_products(&op.w).or(too_many).or_else(|| refuse_heads_of_x(op)), scratch.bytes())
+}
+
+/// Lowers the products of all heads to one launch of the decode kernel. In prefill it reads the
+/// weights once per eight tokens, from the L2 cache.
+pub(crate) fn lower_head_matmul(op: &HeadMatMul<Tensor>, out: &mut Lowering<'_>) -> Result<()> {
+    let quantized = quantized_x(op.w.desc().format, &op.x, out)?;
+    let x = quantized.map_or_else(|| plain(&op.x), Ok)?;
+    let (x_desc, y) = (op.x.desc(), plain(&op.y)?);
+    let heads = Heads {
+        n: op.n_head,
+        n_out: op.n_out(),
+        x_cols: x_desc.n_cols,
+        y_cols: op.y.desc().n_cols,
+    };
+    let weight = &Weight::new(&op.w)?;
+    if x_desc.n_rows > 0 {
+        Product::new(weight, x, x_desc.n_rows, y).launch_few(heads, out);
+    }
     Ok(())
 }
 
@@ -58,13 +89,13 @@ pub(crate) fn products(
     }
     let weight = Weight::new(w)?;
     let bias = out.plain_or_null(bias)?;
-    Product { weight: &weight, x, n_tokens, bias, relu: false, experts: None, y }.lower(out);
+    Product { bias, ..Product::new(&weight, x, n_tokens, y) }.lower(out);
     Ok(())
 }
 
 /// The x of a product as the kernel reads it.
 fn input(op: &MatMul<Tensor>, out: &mut Lowering<'_>) -> Result<Span> {
-    quantized_x(op, out)?.map_or_else(|| plain(&op.x), Ok)
+    quantized_x(op.w.desc().format, &op.x, out)?.map_or_else(|| plain(&op.x), Ok)
 }
 
 /// Maximum number of matrices of `matmul_three`.
@@ -148,11 +179,32 @@ pub(super) struct Product<'a> {
     pub(super) bias: Span,
     /// Applies ReLU to the results.
     pub(super) relu: bool,
+    /// Adds the results to y; up to 16 tokens only.
+    pub(super) add: bool,
+    /// Adds the first span's words, one per token, to the second span's floats; up to 16 tokens only.
+    pub(super) counted: Option<[Span; 2]>,
     pub(super) experts: Option<ExpertTokens>,
     pub(super) y: Span,
 }
 
-impl Product<'_> {
+/// The heads of a product: each has `n_out` rows of the weight, and the same part of each row of x and
+/// of y. Without heads, there is one.
+#[derive(Clone, Copy, Debug)]
+struct Heads {
+    n: usize,
+    n_out: usize,
+    /// Columns of x and of y.
+    x_cols: usize,
+    y_cols: usize,
+}
+
+impl<'a> Product<'a> {
+    /// The product alone.
+    pub(super) fn new(weight: &'a Weight, x: Span, n_tokens: usize, y: Span) -> Product<'a> {
+        let (bias, relu, add, counted, experts) = (Span::NONE, false, false, None, None);
+        Product { weight, x, n_tokens, bias, relu, add, counted, experts, y }
+    }
+
     pub(super) fn lower(&self, out: &mut Lowering<'_>) {
         match (self.n_tokens, self.experts) {
             (0, _) => {}
@@ -162,7 +214,14 @@ impl Product<'_> {
     }
 
     fn lower_few_tokens(&self, out: &mut Lowering<'_>) {
+        let TensorDesc { n_rows, n_cols, .. } = self.weight.desc;
+        self.launch_few(Heads { n: 1, n_out: n_rows, x_cols: n_cols, y_cols: n_rows }, out);
+    }
+
+    fn launch_few(&self, heads: Heads, out: &mut Lowering<'_>) {
         let desc = &self.weight.desc;
+        // Activations are floats, or twelve words for each block of 32.
+        let words = |n: usize| if takes_q8(desc.format) { n / 32 * 12 } else { n };
         let lanes = self.weight.lanes();
         let kernel = match self.n_tokens {
             1 => "matmul_one",
@@ -175,20 +234,26 @@ impl Product<'_> {
             ptr(self.x),
             ptr(self.bias),
             ptr(self.y),
-            word(desc.n_rows),
+            word(heads.n_out),
             word(self.weight.row_words),
             word(desc.n_cols),
+            word(words(heads.x_cols / heads.n)),
+            word(heads.y_cols / heads.n),
         ];
         if self.n_tokens > 1 {
             args.push(word(self.n_tokens));
         }
-        args.extend([word(lanes), word(usize::from(self.relu))]);
+        let [counts, active] = self.counted.unwrap_or([Span::NONE; 2]);
+        // The bits of `RELU` and `ADD` in `kernels-cuda/matmul_few.cu`.
+        let after = usize::from(self.relu) | usize::from(self.add) << 1;
+        args.extend([word(lanes), word(after), ptr(counts), ptr(active)]);
         let per_block = FEW_ROWS * (FEW_BLOCK as usize / lanes);
-        let grid = [desc.n_rows.div_ceil(per_block), 1, 1];
+        let grid = [heads.n_out.div_ceil(per_block), heads.n, 1];
         out.launch(Unit::weight("matmul_few", desc.format), kernel, grid, FEW_BLOCK, &args);
     }
 
     fn lower_many_tokens(&self, experts: Option<ExpertTokens>, out: &mut Lowering<'_>) {
+        debug_assert!(!self.add && self.counted.is_none(), "the tiled kernels only write y");
         let desc = &self.weight.desc;
         let none = Span::NONE;
         let no_experts = ExpertTokens {

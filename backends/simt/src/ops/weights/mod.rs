@@ -11,8 +11,10 @@ mod rows;
 
 pub(crate) use ffn::{before_ffn, lower_ffn, plan_ffn};
 pub(crate) use matmul::{
-    lower_matmul, lower_together, plan_matmul, products, quantize, refuse_products,
+    lower_head_matmul, lower_matmul, lower_together, plan_head_matmul, plan_matmul, products,
+    quantize, refuse_products,
 };
+pub(crate) use operand::memory;
 pub(crate) use predict::{lower_predict, plan_predict};
 pub(crate) use rows::{lower_add_positions, lower_get_rows, plan_add_positions, plan_get_rows};
 

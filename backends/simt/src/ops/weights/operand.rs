@@ -90,6 +90,15 @@ impl Weight {
     }
 }
 
+/// The device memory of a weight; `None` if it is not read row by row.
+pub(crate) fn memory(weight: &Tensor) -> Option<Span> {
+    refusal("w", &weight.desc())
+        .is_none()
+        .then(|| Weight::new(weight).ok())
+        .flatten()
+        .map(|w| w.span)
+}
+
 /// Why a weight cannot be read row by row; `None` if it can.
 pub(super) fn refusal(name: &str, desc: &TensorDesc) -> Option<String> {
     match stride(desc) {

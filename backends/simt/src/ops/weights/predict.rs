@@ -80,7 +80,7 @@ pub(crate) fn lower_predict(op: &Predict<Tensor>, out: &mut Lowering<'_>) -> Res
             x = q;
         }
         let weight = Weight::new(weight)?;
-        Product { weight: &weight, x, n_tokens, bias, relu, experts: None, y }.lower(out);
+        Product { bias, relu, ..Product::new(&weight, x, n_tokens, y) }.lower(out);
     }
     let counts = ranges.counts.span(out)?;
     let grid = [n_blocks(fc2), 1, 1];

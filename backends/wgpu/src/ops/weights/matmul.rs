@@ -1,15 +1,22 @@
 //! Dense matrix products, also used by other ops.
 
-use hal::op::MatMul;
+use hal::op::{HeadMatMul, MatMul};
 use hal::{Operand, Plan, Result, Tensor, TensorDesc};
-use lower::{FEW_TOKENS, Scratch, WordFill, products_scratch, quantized_x, takes_q8};
+use lower::{
+    FEW_TOKENS, Scratch, WordFill, head_products_scratch, products_scratch, quantized_x,
+    refuse_heads_of_x, takes_q8,
+};
 
-use super::operand::{Access, Weight, include, lanes, refusal};
+use super::operand::{Access, Weight, include, lanes, part_rows, refusal};
 use super::{plan_of, scratch_refusal};
 use crate::buffer::{Span, plain};
+use crate::error::driver;
 use crate::facts::Facts;
 use crate::lowering::Lowering;
 use crate::shader::Source;
+
+/// Limit of a grid's third dimension, which counts heads.
+const MAX_HEADS_AT_ONCE: usize = 65_535;
 
 /// Rows, and tokens, per tile of `matmul_many`.
 const TILE: usize = 64;
@@ -44,7 +51,62 @@ pub(in super::super) fn lower_matmul(op: &MatMul<Tensor>, out: &mut Lowering<'_>
 
 /// The x of a product as the shader reads it.
 fn input(op: &MatMul<Tensor>, out: &mut Lowering<'_>) -> Result<Span> {
-    quantized_x(op, out)?.map_or_else(|| plain(&op.x), Ok)
+    quantized_x(op.w.desc().format, &op.x, out)?.map_or_else(|| plain(&op.x), Ok)
+}
+
+pub(in super::super) fn plan_head_matmul(op: &HeadMatMul<TensorDesc>, facts: &Facts) -> Plan {
+    let mut scratch = Scratch::default();
+    head_products_scratch(op, &mut scratch);
+    let fits = part_rows(&op.w, 1, facts) >= op.w.n_rows;
+    let refused = refusal("w", &op.w, 1, facts)
+        .or_else(|| (!fits).then(|| "w exceeds the limit of a binding".to_owned()))
+        .or_else(|| refuse_heads_of_x(op))
+        .or_else(|| scratch_refusal(&scratch, facts))
+        .or_else(|| facts.binding_refusal("x", &op.x))
+        .or_else(|| facts.binding_refusal("y", &op.y));
+    plan_of(refused, scratch.bytes(), None)
+}
+
+/// Lowers the products of all heads to one dispatch; in prefill to several if the limit of work
+/// requires it.
+pub(in super::super) fn lower_head_matmul(
+    op: &HeadMatMul<Tensor>,
+    out: &mut Lowering<'_>,
+) -> Result<()> {
+    let (desc, n_tokens) = (op.w.desc(), op.x.desc().n_rows);
+    if n_tokens == 0 || op.n_out() == 0 {
+        return Ok(());
+    }
+    let quantized = quantized_x(desc.format, &op.x, out)?;
+    let x = quantized.map_or_else(|| plain(&op.x), Ok)?;
+    let weight = Weight::new(&op.w, 1, out)?;
+    let row = out.facts().tuning.row as usize;
+    let lanes = lanes(&desc, out.facts());
+    let source = decode_source(Source::new("head_matmul"), n_tokens, row);
+    let source = include(source, "weight", &desc, Access::dots(n_tokens, out.facts()))?;
+    let [Some(part), None] = [weight.parts.first(), weight.parts.get(1)] else {
+        return Err(driver("compile", "the weight does not fit one binding"));
+    };
+    let spans = [part.span.clone(), weight.tables(out)?, x, plain(&op.y)?];
+    let per_head = (n_tokens * op.n_out() * desc.n_cols).max(1) as u64;
+    let at_once = usize::try_from(out.facts().max_work / per_head).unwrap_or(usize::MAX);
+    for first in (0..op.n_head).step_by(at_once.clamp(1, MAX_HEADS_AT_ONCE)) {
+        let numbers = [
+            first,
+            op.n_out(),
+            weight.row_words,
+            desc.n_cols,
+            op.x_step(),
+            op.y_step(),
+            op.n_head,
+            n_tokens,
+            lanes,
+        ];
+        let mut grid = out.facts().grid(op.n_out().div_ceil(row / lanes));
+        grid[2] = (op.n_head - first).min(at_once.clamp(1, MAX_HEADS_AT_ONCE)) as u32;
+        out.dispatch(&source, &spans, &numbers.map(|n| n as u32), grid)?;
+    }
+    Ok(())
 }
 
 /// Whether one binding covers the whole weight.

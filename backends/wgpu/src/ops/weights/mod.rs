@@ -15,10 +15,13 @@ mod tests;
 
 pub(super) use ffn::{before_ffn, lower_ffn, plan_ffn};
 pub(super) use matmul::{
-    is_one_binding, lower_matmul, lower_together, plan_matmul, products, quantize, refuse_products,
+    is_one_binding, lower_head_matmul, lower_matmul, lower_together, plan_head_matmul, plan_matmul,
+    products, quantize, refuse_products,
 };
 pub(super) use predict::{lower_predict, plan_predict};
 pub(super) use rows::{lower_add_positions, lower_get_rows, plan_add_positions, plan_get_rows};
+#[cfg(all(test, target_os = "linux"))]
+pub(super) use tests::products_of;
 
 use hal::{Bytes, Plan};
 use lower::Scratch;

@@ -51,10 +51,12 @@ fn check_format(format: Format, sizes: [u32; 2]) {
     let desc = TensorDesc::new(64, 256, format);
     if format.quants().is_none() {
         // Rows that are not whole loads of four words.
-        check_all("matmul_few", "weight", &TensorDesc::new(64, 67, format), sizes);
+        for name in ["matmul_few", "head_matmul"] {
+            check_all(name, "weight", &TensorDesc::new(64, 67, format), sizes);
+        }
     }
     let many = if format.quants().is_some() { "matmul_many" } else { "matmul_many_float" };
-    for name in ["matmul_few", many, "across_few", "get_rows"] {
+    for name in ["matmul_few", "head_matmul", many, "across_few", "get_rows"] {
         check_all(name, "weight", &desc, sizes);
     }
     for access in [Access::DotsOne, Access::DotsOneAhead] {
@@ -84,6 +86,32 @@ fn check_format(format: Format, sizes: [u32; 2]) {
             }
         }
     }
+}
+
+/// The shaders of products with weights of a format, in workgroups of `row` invocations that load
+/// ahead: for one token, and for many.
+#[cfg(target_os = "linux")]
+pub(in crate::ops) fn products_of(format: Format, [flat, row]: [u32; 2]) -> Vec<Source> {
+    let desc = TensorDesc::new(64, 256, format);
+    let reading = |name: &'static str, weights: &[&'static str], access: Access| {
+        let source = decode_source(Source::new(name), 1, row as usize).set("FLAT", flat);
+        let each = |source, weight: &&'static str| include(source, weight, &desc, access);
+        weights.iter().try_fold(source, each).expect("a weight")
+    };
+    let rows = |source: Source, weights: &[&'static str]| {
+        weights.iter().fold(source, |source, weight| source.include(weight, "lib/matmul_row"))
+    };
+    let one = Access::DotsOneAhead;
+    let three = ["first", "second", "third"];
+    let many = if format.quants().is_some() { "matmul_many" } else { "matmul_many_float" };
+    vec![
+        rows(reading("matmul_few", &["weight"], one), &["weight"]),
+        rows(reading("matmul_three", &three, one), &three),
+        reading("ffn_dense", &["gate", "up"], one),
+        reading("ffn_few", &["gate", "up"], one),
+        reading("down_few", &["down"], Access::Fours),
+        reading(many, &["weight"], Access::Tile).include("which", "lib/every_token"),
+    ]
 }
 
 /// Checks all formats with the largest workgroups. Other workgroup sizes need only one quantised
