@@ -14,7 +14,7 @@ use hal::op::{Attention, KV_FORMATS};
 use hal::{
     BatchFacts, BatchSeq, BatchShape, BatchToken, Device, KV_BLOCK, KvCache, Program, Queue,
 };
-use thermocline::bench::{PROBE_SIZE, probe_size, read_bandwidth};
+use thermocline::bench::{probe_size, read_bandwidth, usual_probe_size};
 use thermocline::devices::{cpu, cpu_threads};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
@@ -43,7 +43,7 @@ fn main() -> Result<()> {
     let n_threads = cpu_threads(None);
     let free = device.memory()?.free;
     let probe = || {
-        read_bandwidth(n_threads, probe_size(PROBE_SIZE, free))
+        read_bandwidth(n_threads, probe_size(usual_probe_size(None), free))
             .ok_or("not enough memory to measure the read bandwidth")
     };
     let bandwidth = probe()?;

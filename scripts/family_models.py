@@ -286,7 +286,6 @@ def cases():
     yield Case("llama-relu", llama_relu(1), activation="relu")
     yield Case("bamboo", bamboo(2))
     yield Case("falcon-7b", falcon(3, new=False))
-    yield Case("falcon-40b", falcon(4, new=True))
     yield Case("falcon-relu", falcon(5, new=True, relu=True), activation="relu")
     yield Case("opt", opt(6))
     for name, seed, make in [

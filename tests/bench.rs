@@ -331,6 +331,10 @@ fn a_comparison_with_a_missing_backend_does_not_start() {
         let budgets = ["bench", "-o", "jsonl", "--vram-budget", "1,2,3"];
         let output = hidden(&[&budgets[..], &args].concat());
         assert_eq!(stdout(&output).lines().count(), 2);
+        // Budgets of memory matter without one.
+        let budgets = ["bench", "-p", "0", "-n", "2", "-r", "1", "--ram-budget=-1,1GiB"];
+        let rows = stdout(&hidden(&budgets));
+        assert!(rows.contains("RAM 1.00 GiB") && rows.matches("tg2").count() == 2, "{rows}");
     }
     for (args, says) in [
         (&["run", "--backend", "cpu,wgpu"][..], "takes several names"),

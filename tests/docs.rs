@@ -19,10 +19,12 @@ const FIXTURES: &str = "model.gguf and instruct.gguf: the built-in model; text.t
 
 /// Flags of other programs that the pages name.
 const FOREIGN_FLAGS: &[&str] = &[
+    "--build",
     "--example",
     "--git",
     "--gpus",
     "--install",
+    "--local-dir",
     "--locked",
     "--no-default-features",
     "--now",

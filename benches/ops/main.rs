@@ -32,7 +32,7 @@ use hal::{
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use serde_json::json;
-use thermocline::bench::{PROBE_SIZE, SkippingFfn, probe_size, read_bandwidth};
+use thermocline::bench::{SkippingFfn, probe_size, read_bandwidth, usual_probe_size};
 use thermocline::devices::{PrefetchDistance, candidates, cpu, cpu_threads};
 
 use made::{bundle, halves, random, rows};
@@ -99,7 +99,7 @@ fn main() -> Result<()> {
     let free = device.memory()?.free;
     let probe = || -> Result<f64> {
         match named {
-            None => Ok(read_bandwidth(n_threads, probe_size(PROBE_SIZE, free))
+            None => Ok(read_bandwidth(n_threads, probe_size(usual_probe_size(None), free))
                 .ok_or("not enough memory to measure the read bandwidth")?),
             Some(_) => add_bandwidth(&device, shape),
         }

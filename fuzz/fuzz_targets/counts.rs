@@ -2,6 +2,7 @@
 //! files with arbitrary bytes as the pickle. Each read must return numbers or an error.
 #![no_main]
 
+mod archive;
 mod made;
 
 use std::path::Path;
@@ -22,7 +23,7 @@ fn file(class: &str, size: usize) -> Vec<u8> {
         text("cpu"),
         b"K\x05tQK\x00(K\x05t(K\x01t\x89ccollections\nOrderedDict\n)RtR.".to_vec(),
     ];
-    made::archive(&[("a/data.pkl", &pickle.concat()), ("a/data/0", &vec![1; 5 * size])])
+    archive::archive(&[("a/data.pkl", &pickle.concat()), ("a/data/0", &vec![1; 5 * size])])
 }
 
 static FILES: LazyLock<Vec<Vec<u8>>> = LazyLock::new(|| {
@@ -50,6 +51,6 @@ fuzz_target!(
         if let Some(file) = made::changed(&FILES, bytes) {
             let _ = read(file);
         }
-        let _ = read(made::archive(&[("a/data.pkl", bytes), ("a/data/0", &[1; 64])]));
+        let _ = read(archive::archive(&[("a/data.pkl", bytes), ("a/data/0", &[1; 64])]));
     }
 );

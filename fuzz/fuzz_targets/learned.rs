@@ -190,7 +190,7 @@ fn read(learned: &SideFile, model: &Model) -> usize {
         for error in [0.0, 0.01, 0.05, 0.99, 2.0] {
             match &chooser.layers {
                 Layers::Predictors(layers) => {
-                    layers.iter().for_each(|layer| drop(layer.threshold(error)))
+                    layers.iter().for_each(|layer| _ = layer.threshold(error))
                 }
                 Layers::Thresholds(layers) => {
                     layers.iter().for_each(|layer| drop(layer.rows(error)))

@@ -2,7 +2,7 @@
 //! succeed or return an error.
 #![no_main]
 
-mod made;
+mod archive;
 
 use libfuzzer_sys::fuzz_target;
 
@@ -10,6 +10,6 @@ fuzz_target!(|bytes: &[u8]| {
     let _ = thermocline::convert::tensors("x.bin", bytes.to_vec());
     let _ = thermocline::convert::tensors(
         "x.bin",
-        made::archive(&[("a/data.pkl", bytes), ("a/data/0", &[1; 64])]),
+        archive::archive(&[("a/data.pkl", bytes), ("a/data/0", &[1; 64])]),
     );
 });

@@ -25,7 +25,8 @@ static SERVER: LazyLock<String> = LazyLock::new(|| {
         computation: Computation { devices, ..Computation::default() },
         ..Options::default()
     };
-    let (engine, tokenizer) = runtime::Model::built_in(&options).expect("the built-in model").into_parts();
+    let (engine, tokenizer) =
+        runtime::Model::built_in(&options).expect("the built-in model").into_parts();
     let address = Address::Tcp { host: "127.0.0.1".to_owned(), port: 0 };
     let limits = Limits {
         max_body: 1 << 14,
@@ -35,7 +36,8 @@ static SERVER: LazyLock<String> = LazyLock::new(|| {
         ..Limits::default()
     };
     let endpoints = Endpoints { metrics: true, props: true, ..Endpoints::default() };
-    let server = Server::bind(Config { address, limits, endpoints, ..Config::default() }).expect("a free port");
+    let server = Server::bind(Config { address, limits, endpoints, ..Config::default() })
+        .expect("a free port");
     let url = server.urls()[0].clone();
     let handle = server.handle();
     std::thread::spawn(move || server.run());
@@ -43,7 +45,8 @@ static SERVER: LazyLock<String> = LazyLock::new(|| {
     let dialogue = Dialogue::with_template(template);
     let dialogue = runtime::dialogue::with_special_tokens(dialogue, &tokenizer);
     let (tokenizer, defaults) = (Arc::new(tokenizer), Defaults::default());
-    let served = ServedModel::start(engine, tokenizer, dialogue, defaults, SchedulerOptions::default(), &[]);
+    let served =
+        ServedModel::start(engine, tokenizer, dialogue, defaults, SchedulerOptions::default(), &[]);
     handle.ready(Arc::new(served.expect("a scheduler")));
     url.rsplit_once("//").expect("a URL").1.to_owned()
 });
@@ -51,7 +54,8 @@ static SERVER: LazyLock<String> = LazyLock::new(|| {
 /// Requests whose fields are changed.
 static REQUESTS: LazyLock<Vec<(&str, Value)>> = LazyLock::new(|| {
     let user = json!({"role": "user", "content": "Hi"});
-    let object = json!({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]});
+    let object =
+        json!({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]});
     let function = json!({"name": "f", "description": "x", "parameters": object});
     let tool = json!({"type": "function", "function": function});
     vec![
@@ -89,7 +93,10 @@ static REQUESTS: LazyLock<Vec<(&str, Value)>> = LazyLock::new(|| {
                 "cache_prompt": true, "t_max_predict_ms": 10, "dry_sequence_breakers": ["x"], "min_keep": 1
             }),
         ),
-        ("/completion", json!({"prompt": "a", "n_predict": 2, "grammar": "root ::= [a-z]+", "stream": true})),
+        (
+            "/completion",
+            json!({"prompt": "a", "n_predict": 2, "grammar": "root ::= [a-z]+", "stream": true}),
+        ),
         ("/completion", json!({"prompt": "a", "n_predict": 2, "json_schema": object})),
         (
             "/v1/messages",
@@ -99,11 +106,20 @@ static REQUESTS: LazyLock<Vec<(&str, Value)>> = LazyLock::new(|| {
             }),
         ),
         ("/v1/messages/count_tokens", json!({"messages": [user]})),
-        ("/v1/responses", json!({"input": [user], "max_output_tokens": 1, "instructions": "x", "stream": true})),
-        ("/tokenize", json!({"content": "x", "with_pieces": true, "add_special": true, "parse_special": false})),
+        (
+            "/v1/responses",
+            json!({"input": [user], "max_output_tokens": 1, "instructions": "x", "stream": true}),
+        ),
+        (
+            "/tokenize",
+            json!({"content": "x", "with_pieces": true, "add_special": true, "parse_special": false}),
+        ),
         ("/detokenize", json!({"tokens": [1, 2]})),
         ("/apply-template", json!({"messages": [user]})),
-        ("/infill", json!({"input_prefix": "a", "input_suffix": "b", "input_extra": [], "n_predict": 1})),
+        (
+            "/infill",
+            json!({"input_prefix": "a", "input_suffix": "b", "input_extra": [], "n_predict": 1}),
+        ),
         ("/slots/0?action=erase", json!({"filename": "x"})),
         ("/props", json!({})),
         ("/v1/embeddings", json!({"input": ["x"], "encoding_format": "float", "dimensions": 2})),
@@ -198,7 +214,8 @@ fuzz_target!(|input: &[u8]| {
     assert!(status != 500, "{path} {}: {text}", String::from_utf8_lossy(&body));
     if status >= 400 {
         let (_, body) = text.split_once("\r\n\r\n").expect("a body");
-        let error: Value = serde_json::from_str(body).unwrap_or_else(|e| panic!("{path}: {e} in {body:?}"));
+        let error: Value =
+            serde_json::from_str(body).unwrap_or_else(|e| panic!("{path}: {e} in {body:?}"));
         let message = error["error"]["message"].as_str().or(error["error"].as_str());
         assert!(message.is_some_and(|message| !message.is_empty()), "{path}: {body}");
     }

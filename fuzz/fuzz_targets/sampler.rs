@@ -14,7 +14,8 @@ use thermocline::tokenizer::{Tokenizer, Vocab};
 /// The tokenizer of a tiny model.
 static TOKENIZER: LazyLock<Tokenizer> = LazyLock::new(|| {
     let families = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/families");
-    let model = planes::unpack(&families.join("llama-relu.gguf.planes.gz"), 2).expect("a compressed model");
+    let model =
+        planes::unpack(&families.join("llama-relu.gguf.planes.gz"), 2).expect("a compressed model");
     let file = File::from_vec(model, "model").expect("a GGUF file");
     let vocab = Vocab::from_metadata(file.metadata()).expect("a vocabulary");
     Tokenizer::new(vocab).expect("a tokenizer")
@@ -100,7 +101,8 @@ fn logits(u: &mut Unstructured, n_vocab: usize) -> Result<Vec<f32>> {
     let some: Vec<f32> = (0..u.int_in_range(1..=8)?).map(|_| number(u)).collect::<Result<_>>()?;
     let mut logits: Vec<f32> = (0..n_vocab).map(|i| some[i * i % some.len()]).collect();
     for _ in 0..u.int_in_range(0..=4)? {
-        logits[u.choose_index(n_vocab)?] = if u.arbitrary()? { f32::NEG_INFINITY } else { number(u)? };
+        logits[u.choose_index(n_vocab)?] =
+            if u.arbitrary()? { f32::NEG_INFINITY } else { number(u)? };
     }
     Ok(logits)
 }

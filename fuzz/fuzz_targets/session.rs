@@ -21,8 +21,8 @@ const MODELS: [&str; 5] = ["llama-relu", "gemma3", "deepseek2", "qwen3next", "ma
 static OPENED: LazyLock<Vec<Arc<Model>>> = LazyLock::new(|| {
     let families = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/families");
     let open = |name: &&str| {
-        let bytes =
-            planes::unpack(&families.join(format!("{name}.gguf.planes.gz")), 2).expect("a compressed model");
+        let bytes = planes::unpack(&families.join(format!("{name}.gguf.planes.gz")), 2)
+            .expect("a compressed model");
         let file = File::from_vec(bytes, "model").expect("a GGUF file");
         Arc::new(Model::from_file(file, &ModelOptions::default()).expect("a model"))
     };
@@ -33,7 +33,8 @@ fn engine(model: &Arc<Model>) -> Engine {
     let backend = cpu::CpuBackend::new(cpu::CpuOptions { threads: Some(1), ..Default::default() });
     let device = Device::new(backend, DeviceId(0), Bytes::MAX);
     let options = EngineOptions { n_ctx: 64, n_ubatch: 16, n_seq: 2, ..EngineOptions::default() };
-    Engine::load(Arc::clone(model), vec![device], options, None, Arc::new(|_| {}), &|_, _| {}).expect("an engine")
+    Engine::load(Arc::clone(model), vec![device], options, None, Arc::new(|_| {}), &|_, _| {})
+        .expect("an engine")
 }
 
 fn feed(engine: &mut Engine, sequence: &mut thermocline::engine::Sequence, tokens: &[u32]) -> bool {
@@ -58,7 +59,8 @@ static SAVED: LazyLock<Vec<Vec<u8>>> = LazyLock::new(|| {
 
 /// The checksum of saved sequences, by its definition.
 fn sum(bytes: &[u8]) -> u64 {
-    let word = |sum: u64, word: u64| (sum ^ word).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29);
+    let word =
+        |sum: u64, word: u64| (sum ^ word).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29);
     let (words, rest) = bytes.as_chunks::<8>();
     let mut last = [0; 8];
     last[..rest.len()].copy_from_slice(rest);

@@ -53,7 +53,10 @@ fn invalid_value(error: &clap::Error, cli: &Command, argv: &[OsString]) -> Optio
     }
     let value = text(ContextKind::InvalidValue)?;
     if value.is_empty() {
-        return Some(Failure::usage(format!("{shown} needs a value")));
+        return Some(Failure::usage(variable.map_or_else(
+            || format!("{shown} needs a value"),
+            |name| format!("{name} is empty; give it a value or unset it"),
+        )));
     }
     let place = variable.map_or_else(|| format!("for {shown}"), |name| format!("in {name}"));
     let failure = |why: &str| Failure::usage(format!("invalid value '{value}' {place}{why}"));

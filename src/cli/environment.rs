@@ -3,6 +3,7 @@
 
 use super::llama;
 use clap::{Arg, Command};
+use std::collections::HashSet;
 
 const OURS: &str = "THERMOCLINE_ARG_";
 const LLAMA: &str = "LLAMA_ARG_";
@@ -38,6 +39,25 @@ pub(super) fn unread(command: &str, env: impl Fn(&str) -> Option<String>) -> Vec
         Some(format!("ignoring {name}={value}: {instead}"))
     });
     set.collect()
+}
+
+/// Notes about those of `set` that look like variables of flags, but that no command reads.
+pub(super) fn unknown(cli: &Command, set: impl Iterator<Item = String>) -> Vec<String> {
+    let own = cli.get_subcommands().flat_map(Command::get_arguments);
+    let own = own.filter_map(|arg| Some(arg.get_env()?.to_str()?.to_owned()));
+    let others = llama::variables().map(|suffix| format!("{OURS}{suffix}"));
+    let known: HashSet<String> = own.chain(others).collect();
+    // Switches also read the name of their opposite.
+    let is_known = |name: &str| {
+        let opposite = name.replacen("_ARG_NO_", "_ARG_", 1);
+        known.contains(name) || known.contains(&opposite)
+    };
+    let mut names: Vec<_> = set.filter(|name| name.starts_with(OURS) && !is_known(name)).collect();
+    names.sort();
+    let note = |name: &String| {
+        format!("ignoring {name}: no flag has this name; `thermocline help` lists the flags")
+    };
+    names.iter().map(note).collect()
 }
 
 /// Beginnings of the variables that `command` reads, in order of precedence.
@@ -113,6 +133,16 @@ mod tests {
         assert_eq!(variable("serve", "api-key", &["LLAMA_API_KEY"]), "LLAMA_API_KEY");
         let bench = variable("bench", "threads", &["LLAMA_ARG_THREADS"]);
         assert_eq!(bench, "THERMOCLINE_ARG_THREADS", "llama-bench reads no variables");
+    }
+
+    #[test]
+    fn unknown_variables_are_noted() {
+        let set = ["THERMOCLINE_ARG_CTX_SIZE", "THERMOCLINE_ARG_CTX", "THERMOCLINE_CACHE", "HOME"];
+        let notes = unknown(&Cli::command(), set.map(str::to_owned).into_iter());
+        assert!(
+            notes.len() == 1 && notes[0].contains("ignoring THERMOCLINE_ARG_CTX:"),
+            "{notes:?}"
+        );
     }
 
     #[test]

@@ -38,7 +38,9 @@ impl From<model::Error> for Failure {
 impl From<model::AdapterError> for Failure {
     fn from(error: model::AdapterError) -> Self {
         use model::AdapterError as E;
-        let failure = Failure::new(Exit::BadModel, "cannot use the LoRA adapter").caused_by(&error);
+        let without_memory = matches!(&error, E::Container(file) if is_out_of_memory(file));
+        let exit = if without_memory { Exit::Memory } else { Exit::BadModel };
+        let failure = Failure::new(exit, "cannot use the LoRA adapter").caused_by(&error);
         match error {
             E::NotAnAdapter { .. } | E::Kind { .. } => failure.help(
                 "--lora takes a GGUF file that llama.cpp's convert_lora_to_gguf.py wrote; -m takes models",
@@ -140,6 +142,9 @@ impl From<runtime::Error> for Failure {
             E::File(ref file) => {
                 Failure { help: file_help(file).map(str::to_owned), ..failed(Exit::BadModel) }
             }
+            E::Read { ref reason, .. } if reason.kind() == ErrorKind::OutOfMemory => {
+                failed(Exit::Memory)
+            }
             E::Read { .. } | E::Vocabulary { .. } | E::VocabularySize { .. } => {
                 failed(Exit::BadModel)
             }
@@ -231,17 +236,34 @@ impl From<predictor::Error> for Failure {
                 failure.help("remove the file and run `thermocline predictor` again")
             }
             E::TooShort { .. } => failure.help("pass a longer text with -f"),
-            E::TooLarge { .. } => {
-                failure.help("use a smaller --rank, a larger --max-size, or --kind sign")
-            }
+            E::TooLarge { least, .. } => failure.help(format!(
+                "use --max-size {:.1}% or more, a smaller --rank, or --kind sign",
+                (1000.0 * least).ceil() / 10.0
+            )),
             E::OtherRecipe { .. } => failure.help(
                 "the same text and settings resume that run, --restart replaces its file, --out writes another file",
             ),
             E::NewerResult { .. } => failure.help("run the command again after the other process has ended"),
             E::Singular { .. } => failure.help("pass a longer, more varied text with -f"),
-            E::Read { .. } | E::Save(_) => failure,
+            E::Save(error) => match without_room(&error) {
+                Some(more) => Failure::from(error).help(format!(
+                    "free {more} on that disk, choose another one with --out FILE, or make the predictor smaller: --max-size 4%, --rank 64 or --kind sign"
+                )),
+                None => error.into(),
+            },
+            E::Read { .. } => failure,
         }
     }
+}
+
+/// What to free if the disk is too full for a side file, in words.
+fn without_room(error: &learned::SaveError) -> Option<String> {
+    let learned::SaveError::File(error) = error else { return None };
+    if let Problem::Disk { wanted, free } = error.problem() {
+        return Some(format!("another {}", *wanted - *free));
+    }
+    let Problem::Io { reason, .. } = error.problem() else { return None };
+    (reason.kind() == ErrorKind::StorageFull).then(|| "some space".to_owned())
 }
 
 impl From<engine::Error> for Failure {
@@ -392,6 +414,21 @@ mod tests {
     use hal::Bytes;
 
     #[test]
+    fn a_predictor_without_room_names_what_to_free_and_flags_that_exist() {
+        let disk = Problem::Disk { wanted: Bytes(5 << 20), free: Bytes(2 << 20) };
+        let full = Problem::Io { action: "write", reason: ErrorKind::StorageFull.into() };
+        for (problem, says) in [(disk, "free another 3.00 MiB on"), (full, "free some space on")] {
+            let error = learned::SaveError::File(gguf::Error::new("x", problem));
+            let failure = Failure::from(predictor::Error::Save(error));
+            let help = failure.help.unwrap();
+            assert!(help.contains(says) && help.contains("--max-size 4%"), "{help}");
+        }
+        let large = predictor::Error::TooLarge { most: 0.01, least: 0.0234 };
+        let help = Failure::from(large).help.unwrap();
+        assert!(help.contains("--max-size 2.4% or more"), "{help}");
+    }
+
+    #[test]
     fn errors_have_exit_codes() {
         let memory = hal::Error::OutOfMemory {
             device: "CPU".into(),
@@ -403,6 +440,11 @@ mod tests {
         assert_eq!(failure.exit.code(), 4);
         assert!(failure.causes[0].contains("needs 10 B, but only 5 B are free"), "{failure:?}");
         assert_eq!(Failure::from(engine::Error::Interrupted).exit.code(), 130);
+        let reason = || std::io::Error::from(ErrorKind::OutOfMemory);
+        let map = gguf::Error::new("lora", Problem::Io { action: "map", reason: reason() });
+        let adapter = Failure::from(model::AdapterError::Container(map));
+        let read = runtime::Error::Read { file: "x".into(), reason: reason() };
+        assert_eq!((adapter.exit, Failure::from(read).exit), (Exit::Memory, Exit::Memory));
         let unknown = model::Error::Architecture {
             file: "x".into(),
             arch: "mamba".into(),

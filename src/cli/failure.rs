@@ -93,7 +93,7 @@ impl Failure {
 
     /// Writing to standard output failed. A closed pipe (`| head`) is not an error.
     pub(crate) fn stdout(error: &io::Error) -> Self {
-        if error.kind() == io::ErrorKind::BrokenPipe {
+        if is_closed_pipe(error) {
             Self::new(Exit::ClosedPipe, "")
         } else {
             Self::new(Exit::Failed, "cannot write to standard output").caused_by(error)
@@ -128,6 +128,13 @@ impl fmt::Display for Failure {
 }
 
 impl Error for Failure {}
+
+/// Whether the reader of a pipe ended. Windows has three codes for it, of which the standard library knows two.
+fn is_closed_pipe(error: &io::Error) -> bool {
+    const ERROR_PIPE_NOT_CONNECTED: i32 = 233;
+    let unknown = cfg!(windows) && error.raw_os_error() == Some(ERROR_PIPE_NOT_CONNECTED);
+    error.kind() == io::ErrorKind::BrokenPipe || unknown
+}
 
 #[cfg(test)]
 mod tests {

@@ -3,11 +3,16 @@
 use super::failure::{Exit, Failure};
 #[cfg(unix)]
 use super::signal_actions;
+#[cfg(windows)]
+use super::windows;
 use crate::gguf::fault;
 #[cfg(unix)]
 use signal_hook::consts::{SIGHUP, SIGQUIT};
-use signal_hook::consts::{SIGINT, SIGTERM};
+#[cfg(unix)]
+pub(crate) use signal_hook::consts::{SIGINT, SIGTERM};
+#[cfg(unix)]
 use signal_hook::flag;
+use std::io;
 use std::process;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,18 +20,34 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
 
+/// C's numbers of signals. Windows has no signals; its events of a console count as both.
+#[cfg(windows)]
+pub(crate) const SIGINT: i32 = 2;
+/// As [`SIGINT`].
+#[cfg(windows)]
+pub(crate) const SIGTERM: i32 = 15;
+
 /// Interval between two checks for Ctrl-C.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// The signals that count as Ctrl-C.
-fn signals() -> Vec<i32> {
-    let always = [SIGINT, SIGTERM];
-    #[cfg(unix)]
+/// Sets `pressed` at each signal that counts as Ctrl-C; ends the process if it is set already.
+#[cfg(unix)]
+fn watch(pressed: &Arc<AtomicBool>) -> io::Result<()> {
     let others =
         [SIGHUP, SIGQUIT].into_iter().filter(|signal| !signal_actions::is_ignored(*signal));
-    #[cfg(not(unix))]
-    let others = [];
-    always.into_iter().chain(others).collect()
+    let code = i32::from(Exit::Interrupted.code());
+    for signal in [SIGINT, SIGTERM].into_iter().chain(others) {
+        // Register the shutdown first: it acts only if an earlier signal set the flag.
+        flag::register_conditional_shutdown(signal, code, Arc::clone(pressed))?;
+        flag::register(signal, Arc::clone(pressed))?;
+    }
+    Ok(())
+}
+
+/// See the definition for Unix.
+#[cfg(windows)]
+fn watch(pressed: &Arc<AtomicBool>) -> io::Result<()> {
+    windows::watch(pressed, true).map(std::mem::forget)
 }
 
 /// Set by the first Ctrl-C. Clones see the same flag.
@@ -36,20 +57,15 @@ pub(crate) struct Interrupt(Arc<AtomicBool>);
 impl Interrupt {
     /// Installs the Ctrl-C handler for the rest of the process. SIGTERM, SIGQUIT and the SIGHUP of a
     /// closed terminal are treated as Ctrl-C, so that files are saved or removed; those that the
-    /// caller of the program ignores (`nohup`) stay ignored.
+    /// caller of the program ignores (`nohup`) stay ignored. On Windows, Ctrl-Break and a closed console count
+    /// too.
     ///
     /// # Errors
     /// The system refuses the signal handler.
     pub(crate) fn install() -> Result<Self, Failure> {
         let flag = Arc::new(AtomicBool::new(false));
-        let failed =
-            |e: std::io::Error| Failure::new(Exit::Failed, "cannot handle Ctrl-C").caused_by(&e);
-        // Register the shutdown first: it acts only if an earlier signal set the flag.
-        let code = i32::from(Exit::Interrupted.code());
-        for signal in signals() {
-            flag::register_conditional_shutdown(signal, code, Arc::clone(&flag)).map_err(failed)?;
-            flag::register(signal, Arc::clone(&flag)).map_err(failed)?;
-        }
+        watch(&flag)
+            .map_err(|e| Failure::new(Exit::Failed, "cannot handle Ctrl-C").caused_by(&e))?;
         Ok(Self(flag))
     }
 
@@ -58,12 +74,20 @@ impl Interrupt {
     ///
     /// # Errors
     /// The system refuses the signal handler.
+    #[cfg(unix)]
     pub(crate) fn restore_default() -> Result<(), Failure> {
         let always = Arc::new(AtomicBool::new(true));
         let installed = flag::register_conditional_default(SIGINT, always);
         installed
             .map(drop)
             .map_err(|e| Failure::new(Exit::Failed, "cannot handle Ctrl-C").caused_by(&e))
+    }
+
+    /// Nothing to do: Windows' own handler acts when no other is left.
+    #[cfg(windows)]
+    #[expect(clippy::unnecessary_wraps, reason = "Unix may refuse")]
+    pub(crate) fn restore_default() -> Result<(), Failure> {
+        Ok(())
     }
 
     /// Resets the flag, so that the next Ctrl-C counts as a first press.
@@ -82,8 +106,8 @@ impl Interrupt {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// Runs `work`, which cannot be cancelled and must not write files. On Ctrl-C, calls `farewell`
-    /// and ends the process.
+    /// Runs `work`, which cannot be cancelled. On Ctrl-C, calls `farewell`, removes the unfinished
+    /// outputs, and ends the process.
     pub(crate) fn exit_during<T>(
         &self,
         farewell: impl FnOnce() + Send,
@@ -108,6 +132,12 @@ impl Interrupt {
         })
     }
 
+    /// As [`Interrupt::exit_during`], for loading a model, which writes only what can be left out:
+    /// measured speeds and repacked weights.
+    pub(crate) fn exit_during_load<T>(&self, work: impl FnOnce() -> T) -> T {
+        self.exit_during(|| (), work)
+    }
+
     /// The flag itself, for an engine that polls it inside a step.
     pub(crate) fn flag(&self) -> &Arc<AtomicBool> {
         &self.0
@@ -127,7 +157,7 @@ impl Interrupt {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, unix))]
 mod tests {
     use super::*;
 

@@ -126,6 +126,11 @@ pub(super) fn from_environment(
     }
 }
 
+/// Names, without their prefix, of the variables of llama.cpp's flags that have no equal here.
+pub(super) fn variables() -> impl Iterator<Item = &'static str> {
+    known().filter_map(|known| known.env)
+}
+
 /// How a flag is used: the command's name, and whether it holds a conversation.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FlagUse<'a> {

@@ -6,6 +6,7 @@
 mod allocation;
 mod args;
 mod arity;
+mod backtrace;
 mod clap_errors;
 mod command;
 mod compute_pool;
@@ -38,6 +39,8 @@ mod svg;
 mod terminal;
 mod texts;
 mod version;
+#[cfg(windows)]
+mod windows;
 mod words;
 mod wrap;
 
@@ -56,11 +59,14 @@ use terminal::Terminal;
 /// Runs the command line and returns its exit code: 0 done, 1 failed, 2 usage, 3 bad model, 4 not
 /// enough memory, 5 backend missing, 130 interrupted.
 pub fn main() -> ExitCode {
+    backtrace::take_over();
     #[cfg(unix)]
     {
         signal_actions::install();
         signal_actions::ignore_file_size_signal();
     }
+    #[cfg(windows)]
+    windows::install();
     let mut words = std::env::args_os();
     let program = Program::of_name(words.next().as_deref());
     let mut terminal = Terminal::new(ColorWhen::Auto, false, 0);
@@ -149,6 +155,8 @@ fn run(
     let by_name = words.argv.iter().any(|word| words::is_flag(word, "hf-repo")).then_some("pull");
     let unread = [name.as_str()].into_iter().chain(by_name);
     unread.flat_map(|name| environment::unread(name, env)).for_each(|note| terminal.note(&note));
+    let set = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+    environment::unknown(&self::cli(), set).iter().for_each(|note| terminal.note(note));
     let Some((_, given)) = parsed.subcommand() else {
         return Ok(());
     };

@@ -85,7 +85,7 @@ pub(crate) fn stdout_is_stderr() -> bool {
     output.is_some() && output == identity(io::stderr().as_fd())
 }
 
-/// Standard output and standard error are not compared on this system.
+/// Standard output and standard error are not compared on this system: handles of consoles and pipes have no numbers.
 #[cfg(not(unix))]
 pub(crate) fn stdout_is_stderr() -> bool {
     false

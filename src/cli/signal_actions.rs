@@ -10,10 +10,10 @@ use std::io::{self, IsTerminal};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-const ERROR: &[u8] = b"error: the file was shortened or cannot be read while in use: ";
-const HELP: &[u8] = b"\nhelp: leave the file as it is until the program ends; if it was not changed, check its disk or network\n";
 const MEMORY: &[u8] = b"error: not enough memory: this process could not allocate another ";
 const MEMORY_HELP: &[u8] = b" bytes\nhelp: use a smaller context (-c), batch (-ub) or model, or raise the limit of this process (`ulimit -v`)\n";
+
+const THREAD: &[u8] = b"error: not enough memory to start another thread\nhelp: use fewer threads (-t), or raise the limit of this process (`ulimit -v`)\n";
 
 /// The action that the handler replaced.
 static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
@@ -60,6 +60,11 @@ extern "C" fn on_abort(_signal: c_int) {
     end(&[MEMORY, &digits[at..], MEMORY_HELP], Exit::Memory)
 }
 
+/// Ends the process with a message because the system refuses the memory of a new thread.
+pub(super) fn end_without_thread() -> ! {
+    end(&[THREAD], Exit::Memory)
+}
+
 /// Ignores SIGXFSZ for the rest of the process, so that a write beyond a limit of file sizes
 /// (`ulimit -f`) is an error like that of a full disk.
 pub(super) fn ignore_file_size_signal() {
@@ -93,7 +98,7 @@ extern "C" fn on_bus_error(signal: c_int, info: *mut siginfo_t, _context: *mut c
             let start = name.as_ptr().cast::<c_char>();
             std::slice::from_raw_parts(start.cast::<u8>(), libc::strlen(start))
         };
-        end(&[ERROR, name, HELP], Exit::BadModel);
+        end(&[fault::LOST.as_bytes(), name, fault::LOST_HELP.as_bytes()], Exit::BadModel);
     }
     // SAFETY: `before` is a structure that the system filled or a valid one of zeros, the default
     // action; both functions are allowed in a handler. A signal that another process sent is sent

@@ -44,8 +44,8 @@ impl Terminal {
         #[allow(clippy::disallowed_methods)] // only the CLI reads the environment
         let env = |name: &str| std::env::var_os(name);
         Self {
-            color_stdout: wants_color(when, io::stdout().is_terminal(), env),
-            color_stderr: wants_color(when, io::stderr().is_terminal(), env),
+            color_stdout: wants_color(when, takes_color(&io::stdout()), env),
+            color_stderr: wants_color(when, takes_color(&io::stderr()), env),
             quiet,
             log: None,
             json: false,
@@ -231,6 +231,18 @@ pub(crate) fn printable(text: &str) -> String {
         }
     }
     out
+}
+
+/// Whether `stream` is a terminal that knows escape sequences.
+#[cfg(not(windows))]
+fn takes_color(stream: &impl IsTerminal) -> bool {
+    stream.is_terminal()
+}
+
+/// See the definition for other systems.
+#[cfg(windows)]
+fn takes_color(stream: &(impl IsTerminal + std::os::windows::io::AsHandle)) -> bool {
+    stream.is_terminal() && super::windows::takes_escapes(stream)
 }
 
 /// `--color on|off` decides; else `NO_COLOR`, then `CLICOLOR_FORCE` and `FORCE_COLOR`, then

@@ -3,7 +3,6 @@
 use std::{fmt, fs, ops::Deref, ops::Range, path::Path, path::PathBuf, sync::Arc};
 
 use super::fault::{Registered, register_mapping};
-use super::output::{self, identity};
 use super::{Error, FileFacts, Problem};
 
 pub(super) enum Backing {
@@ -29,21 +28,21 @@ pub(super) struct Mapping {
 }
 
 impl Mapping {
-    /// `opened` is the metadata of `file` before it was mapped.
+    /// `opened` are the facts of `file` before it was mapped, and `owner` is its user.
     pub(super) fn new(
         map: memmap2::Mmap,
         file: fs::File,
         path: &Path,
-        opened: &fs::Metadata,
+        opened: FileFacts,
+        owner: Option<u32>,
     ) -> Mapping {
-        let _registered = register_mapping(&map, identity(opened), path);
-        let (owner, path) = (output::owner(opened), path.to_owned());
-        Mapping { _registered, owner, map, file, path, opened: FileFacts::new(opened) }
+        let _registered = register_mapping(&map, opened.identity(), path);
+        Mapping { _registered, owner, map, file, path: path.to_owned(), opened }
     }
 
     fn check_unchanged(&self) -> Result<(), Error> {
         let failed = |problem| Err(Error::new(&self.path.display().to_string(), problem));
-        match self.file.metadata().map(|now| FileFacts::new(&now)) {
+        match FileFacts::of(&self.file) {
             Ok(now) if self.opened.is_unchanged(&now) => Ok(()),
             Ok(now) if now.size() >= self.opened.size() => failed(Problem::SourceChanged),
             Ok(_) | Err(_) => failed(Problem::SourceLost),

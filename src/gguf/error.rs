@@ -13,7 +13,9 @@ pub struct Error {
 }
 
 impl Error {
-    pub(super) fn new(file: &str, problem: Problem) -> Error {
+    /// The error that a file has this problem; `file` is its path or name.
+    #[must_use]
+    pub fn new(file: &str, problem: Problem) -> Error {
         Error { file: file.to_owned(), problem: Box::new(problem) }
     }
 

@@ -1,9 +1,9 @@
 //! What the system says of a file, to see whether another program wrote to it.
 
-use std::fs;
 use std::time::SystemTime;
+use std::{fs, io};
 
-use super::output::identity;
+use own_file::identity;
 
 /// What the system said of a file at one moment.
 #[derive(Clone, Copy, Debug)]
@@ -27,15 +27,23 @@ struct Status {
 }
 
 impl FileFacts {
-    /// The facts of the file with this metadata.
-    #[must_use]
-    pub fn new(file: &fs::Metadata) -> FileFacts {
-        FileFacts {
-            size: file.len(),
-            modified: file.modified().ok(),
+    /// The facts of an open file.
+    ///
+    /// # Errors
+    /// The system's error.
+    pub fn of(file: &fs::File) -> io::Result<FileFacts> {
+        let found = file.metadata()?;
+        Ok(FileFacts {
+            size: found.len(),
+            modified: found.modified().ok(),
             identity: identity(file),
-            status: Status::new(file),
-        }
+            status: Status::new(&found),
+        })
+    }
+
+    /// Device and number of the file; `None` where the file system has none.
+    pub(super) fn identity(&self) -> Option<(u64, u64)> {
+        self.identity
     }
 
     /// Bytes of the file.
@@ -45,8 +53,8 @@ impl FileFacts {
     }
 
     /// Whether `now` are facts of the same file, to which no process has written since. Links to the
-    /// file may have come or gone, and its mode and owner may have changed. A system without numbers
-    /// for files says only the size and the time of the last write.
+    /// file may have come or gone, and its mode and owner may have changed. Windows
+    /// says only the size and the time of the last write, which a program can set.
     #[must_use]
     pub fn is_unchanged(&self, now: &FileFacts) -> bool {
         let bytes = |facts: &FileFacts| (facts.identity, facts.size, facts.modified);

@@ -3,19 +3,26 @@
 //! The system sends SIGBUS to a thread that reads a mapped file whose end was cut off or whose disk
 //! fails. A handler may neither lock nor allocate, so both lists consist of atomics and only grow:
 //! a dropped entry stays and is used again. On Windows such a read raises the exception
-//! `EXCEPTION_IN_PAGE_ERROR`, which nothing here handles: the process ends with that code.
+//! `EXCEPTION_IN_PAGE_ERROR`, whose handler uses the same lists.
 
 use std::ops::Range;
 use std::path::{self, Path};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 
 /// Bytes of a name with its terminating zero. The start of a longer name is left out of messages;
 /// an output with a longer path is not removed.
 const MAX_NAME: usize = 1024;
 
+/// The message of a program that cannot go on, before the file's name and after it.
+pub const LOST: &str = "error: the file was shortened or cannot be read while in use: ";
+/// As [`LOST`].
+pub const LOST_HELP: &str = "\nhelp: leave the file as it is until the program ends; if it was not changed, check its disk or network\n";
+
 static MAPPED: List = List(OnceLock::new());
 static UNFINISHED: List = List(OnceLock::new());
+/// Whether the process is about to exit.
+static EXITS: AtomicBool = AtomicBool::new(false);
 
 /// Nothing; the entry may be used again.
 const FREE: u8 = 0;
@@ -92,6 +99,13 @@ impl Entry {
     }
 }
 
+impl Registered {
+    /// Whether the process ends, so that nothing removes a file that is created from now on.
+    pub(super) fn is_claimed(&self) -> bool {
+        self.0.state.load(Ordering::Acquire) == CLAIMED
+    }
+}
+
 impl Drop for Registered {
     fn drop(&mut self) {
         // A claimed entry stays as it is: a handler reads it, and the process ends.
@@ -131,8 +145,11 @@ pub(super) fn is_mapped(identity: (u64, u64)) -> bool {
     })
 }
 
-/// Records the temporary file of an output; `None` if its path is too long.
+/// Records the temporary file of an output, before it is created; `None` if its path is too long.
 pub(super) fn register_unfinished(path: &Path) -> Option<Registered> {
+    while EXITS.load(Ordering::Acquire) {
+        std::thread::park();
+    }
     let path = path::absolute(path).ok()?;
     let name = path.as_os_str().as_encoded_bytes();
     let fits = name.len() < MAX_NAME && !name.contains(&0);
@@ -159,8 +176,10 @@ pub fn claim_unfinished() -> impl Iterator<Item = Name> {
     UNFINISHED.entries().filter(live).map(|entry| entry.name.as_slice())
 }
 
-/// Removes the temporary files of all unfinished outputs, before a process that exits at once.
+/// Removes the temporary files of all unfinished outputs, before a process that exits at once. Other
+/// threads begin no output any more.
 pub fn remove_unfinished() {
+    EXITS.store(true, Ordering::Release);
     for name in claim_unfinished() {
         let bytes = name.iter().map(|byte| byte.load(Ordering::Relaxed)).take_while(|b| *b != 0);
         let bytes: Vec<u8> = bytes.collect();
@@ -211,7 +230,9 @@ mod tests {
         drop(a);
         let c = list.add(0..0, (0, 0), b"/c");
         assert_eq!(entries(), 2, "the free entry is used again");
+        assert!(!c.is_claimed());
         assert_eq!((c.0.claim(), c.0.claim(), b.0.claim()), (LIVE, CLAIMED, LIVE));
+        assert!(c.is_claimed());
         drop((b, c));
         let _d = list.add(0..0, (0, 0), b"/d");
         assert_eq!(entries(), 3, "a claimed entry stays");

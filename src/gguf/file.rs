@@ -218,7 +218,7 @@ impl File {
     /// `model`: then anyone who may write to the folder may have put the file there. `None` for
     /// bytes in memory.
     pub fn foreign_owner(&self, model: &File) -> Option<u32> {
-        let of_path = || output::owner(&fs::metadata(model.paths.first()?).ok()?);
+        let of_path = || own_file::owner(&fs::metadata(model.paths.first()?).ok()?);
         let trusted = model.parts[0].owner().or_else(of_path);
         output::foreign(self.parts[0].owner(), trusted)
     }
@@ -439,9 +439,10 @@ fn open_backing(path: &Path) -> Result<Backing, Problem> {
         return Err(Problem::Empty);
     }
     let file = fs::File::open(path).map_err(io_error("open"))?;
-    let opened = file.metadata().map_err(io_error("open"))?;
+    let opened = FileFacts::of(&file).map_err(io_error("open"))?;
+    let owner = own_file::owner(&file.metadata().map_err(io_error("open"))?);
     let map = map(&file).map_err(io_error("map"))?;
-    Ok(Backing::Mapped(Mapping::new(map, file, path, &opened)))
+    Ok(Backing::Mapped(Mapping::new(map, file, path, opened, owner)))
 }
 
 /// The part of an error message that suggests a file in the directory at `path`.

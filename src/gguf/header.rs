@@ -252,3 +252,59 @@ impl<'a> Cursor<'a> {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::{Array, Container, File, Strings, TensorType, Value, Writer};
+
+    fn small_file() -> Vec<u8> {
+        let mut strings = Strings::default();
+        [&b"a"[..], b"", b"\xff"].iter().for_each(|string| strings.push(string));
+        let nested = Array::Array(vec![Array::U8(vec![1, 2]), Array::Bool(vec![true])]);
+        let mut writer = Writer::new(Container::Gguf);
+        writer.set("u", 7u32).unwrap();
+        writer.set("t", "text").unwrap();
+        writer.set("s", Array::String(strings)).unwrap();
+        writer.set("n", nested).unwrap();
+        writer.declare("w", &[32, 2], TensorType::I8).unwrap();
+        let mut data = writer.in_memory().unwrap();
+        data.write("w", &[3; 64]).unwrap();
+        data.finish().unwrap()
+    }
+
+    /// Reads everything that `bytes` contain, if they are a file.
+    fn reads(bytes: Vec<u8>) -> bool {
+        let Ok(file) = File::from_vec(bytes, "x") else { return false };
+        let shown: usize = file.metadata().iter().map(|(key, value)| shown(key, value)).sum();
+        // The bytes of a tensor of unknown type have no known length.
+        let read = file.tensors().iter().filter_map(|tensor| file.bytes(tensor).ok());
+        shown > 0 && read.flatten().map(|&byte| u64::from(byte)).sum::<u64>() < u64::MAX
+    }
+
+    fn shown(key: &str, value: &Value) -> usize {
+        format!("{key} {value:?} {:?}", value.as_str()).len()
+    }
+
+    #[test]
+    fn damaged_headers_are_refused_or_read_within_their_bytes() {
+        let bytes = small_file();
+        assert!(reads(bytes.clone()));
+        // Miri, which is a thousand times as slow, reads some of them.
+        let (step, values): (usize, &[u8]) =
+            if cfg!(miri) { (7, &[0xff]) } else { (1, &[0, 1, 0x7f, 0xff]) };
+        for n in (0..bytes.len()).step_by(step) {
+            assert!(!reads(bytes[..n].to_vec()), "{n} bytes");
+        }
+        let mut refused = 0;
+        let mut n = 0;
+        for at in (0..bytes.len() - 64).step_by(step) {
+            for &new in values {
+                let mut damaged = bytes.clone();
+                damaged[at] = new;
+                refused += usize::from(!reads(damaged));
+                n += 1;
+            }
+        }
+        assert!(refused > n / 4, "{refused} of {n} were refused");
+    }
+}

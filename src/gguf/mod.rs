@@ -28,7 +28,6 @@
 
 mod bytes;
 mod chunked;
-mod disk;
 mod error;
 mod facts;
 pub mod fault;
@@ -47,13 +46,13 @@ mod value;
 mod write;
 
 pub use bytes::Bytes;
-pub use disk::free_bytes;
 pub use error::{Error, Problem};
 pub use facts::FileFacts;
 pub use file::File;
 pub use magic::{Container, known_kind};
 pub use metadata::Metadata;
 pub use output::{folder_of_others, is_same_file};
+pub use own_file::free_bytes;
 pub use part_file::{CompleteFile, PartFile, drop_leftovers, writer_of};
 pub use split::parts_by_name;
 pub use sum::Hash;

@@ -3,23 +3,10 @@
 use std::fs;
 use std::path::Path;
 
-pub(super) use own_file::{foreign, owner};
+pub(super) use own_file::foreign;
+use own_file::{identity_at, owner};
 
 use super::{Problem, fault};
-
-/// Device and number of a file, which all its hard links share; `None` where the system has none.
-pub(super) fn identity(file: &fs::Metadata) -> Option<(u64, u64)> {
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::MetadataExt;
-        Some((file.dev(), file.ino()))
-    }
-    #[cfg(not(unix))]
-    {
-        let _ = file;
-        None
-    }
-}
 
 /// Why other users may have put files into `folder`; `None` if they may not, or if it does not exist.
 pub fn folder_of_others(folder: &Path) -> Option<String> {
@@ -43,8 +30,7 @@ pub fn folder_of_others(folder: &Path) -> Option<String> {
 
 /// Whether both paths lead to one file, through symbolic or hard links.
 pub fn is_same_file(a: &Path, b: &Path) -> bool {
-    let identity_of = |path| fs::metadata(path).ok().and_then(|file| identity(&file));
-    match (identity_of(a), identity_of(b)) {
+    match (identity_at(a), identity_at(b)) {
         (Some(a), Some(b)) => a == b,
         _ => a.canonicalize().is_ok_and(|a| b.canonicalize().is_ok_and(|b| a == b)),
     }
@@ -58,7 +44,7 @@ pub(super) fn check_replaced(target: &Path, reads_matter: bool) -> Result<(), Pr
     if !kind.is_file() {
         return Err(Problem::NotReplaceable { kind: name_of(kind) });
     }
-    if reads_matter && identity(&found).is_some_and(fault::is_mapped) {
+    if reads_matter && identity_at(target).is_some_and(fault::is_mapped) {
         return Err(Problem::ReadByThisRun);
     }
     Ok(())

@@ -18,6 +18,8 @@ use super::{
     output::check_replaced,
 };
 
+use own_file::is_dead;
+
 /// Temporary names to try; an existing one is a leftover of a killed process.
 const MAX_ATTEMPTS: u32 = 4;
 /// A process that is still writing updates its file more often than this.
@@ -42,7 +44,7 @@ pub struct CompleteFile {
     /// Whether a file that this process has mapped must not be replaced.
     reads_matter: bool,
     /// Lets a handler of SIGBUS remove the temporary file.
-    _registered: Option<Registered>,
+    registered: Option<Registered>,
 }
 
 impl PartFile {
@@ -84,12 +86,16 @@ impl PartFile {
             temporary.push(name);
             temporary.push(".part");
             let temporary = target.with_file_name(temporary);
+            let registered = register_unfinished(&temporary);
             match create_new(&temporary, mode) {
                 Ok(file) => {
                     let file = ChunkedWriter::new(file);
-                    let _registered = register_unfinished(&temporary);
                     let target = target.to_owned();
-                    let place = CompleteFile { temporary, target, reads_matter, _registered };
+                    let place = CompleteFile { temporary, target, reads_matter, registered };
+                    if place.registered.as_ref().is_some_and(Registered::is_claimed) {
+                        drop(place);
+                        return Err(io_error(io::ErrorKind::Interrupted.into()));
+                    }
                     return Ok(PartFile { file, place });
                 }
                 Err(e) if e.kind() == io::ErrorKind::AlreadyExists && attempt < MAX_ATTEMPTS => {
@@ -163,19 +169,17 @@ pub fn drop_leftovers(folder: &Path, ours: impl Fn(&str) -> bool) {
     }
 }
 
-/// Whether no process has this id. Processes of other machines and containers seem dead.
-fn is_dead(id: u32) -> bool {
-    #[cfg(unix)]
-    {
-        use rustix::process::{Pid, test_kill_process};
-        let id = i32::try_from(id).ok().and_then(Pid::from_raw);
-        id.is_some_and(|id| test_kill_process(id) == Err(rustix::io::Errno::SRCH))
+/// The reason that a finished file could not get its name, with what to do about it.
+fn explained(reason: io::Error) -> io::Error {
+    // ERROR_ACCESS_DENIED, ERROR_SHARING_VIOLATION, ERROR_LOCK_VIOLATION, ERROR_USER_MAPPED_FILE.
+    const IN_USE: [i32; 4] = [5, 32, 33, 1224];
+    if cfg!(windows) && reason.raw_os_error().is_some_and(|code| IN_USE.contains(&code)) {
+        let text = format!(
+            "{reason} The file of that name may be open in another program, or write-protected"
+        );
+        return io::Error::new(reason.kind(), text);
     }
-    #[cfg(not(unix))]
-    {
-        let _ = id;
-        false
-    }
+    reason
 }
 
 /// Whether the file is this user's, as far as the system says.
@@ -225,7 +229,8 @@ impl CompleteFile {
     }
 
     fn rename(mut self) -> Result<(), Problem> {
-        let io_error = |reason| Problem::Io { action: "rename the finished file", reason };
+        let io_error =
+            |reason| Problem::Io { action: "rename the finished file", reason: explained(reason) };
         // Again: files may have been opened since.
         check_replaced(&self.target, self.reads_matter)?;
         fs::rename(&self.temporary, &self.target).map_err(io_error)?;

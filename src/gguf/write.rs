@@ -9,17 +9,19 @@ use std::{
     path::Path,
 };
 
+use own_file::free_bytes;
+
 use super::{
     CompleteFile, Container, Error, File, PartFile, Problem, TensorInfo, TensorType, Value,
-    disk::free_bytes,
     header::{ALIGNMENT_KEY, DEFAULT_ALIGNMENT, MAX_DEPTH, MAX_HEADER, MAX_NAME, check_alignment},
     value::encode_string,
 };
 
 /// The version of written files.
 const VERSION: u32 = 3;
-/// `EFAULT` of every Unix: a mapped file that is copied has become shorter, or its disk fails.
-const EFAULT: i32 = if cfg!(unix) { 14 } else { i32::MIN };
+/// `EFAULT` of every Unix, `ERROR_NOACCESS` of Windows: a mapped file that is copied has become shorter, or its disk
+/// fails.
+const EFAULT: i32 = if cfg!(windows) { 998 } else { 14 };
 /// Used instead of a file name in errors of a container in memory.
 const UNNAMED: &str = "new container";
 

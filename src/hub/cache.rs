@@ -12,6 +12,7 @@ use crate::choose::{self, Group};
 use crate::error::{Error, io_error};
 use crate::name::is_component;
 use crate::{Found, ModelName, Wanted};
+use own_file::identity_at;
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::hash::{BuildHasher, RandomState};
@@ -115,7 +116,9 @@ impl Cache {
         // itself would follow the link and destroy the data.
         let new_path = temporary(&path);
         remove_if_there(&new_path)?;
-        let linked = symlink(&target, &new_path);
+        // Wine says that it made a symbolic link when it did not.
+        let is_there = |()| fs::symlink_metadata(&new_path).map(drop);
+        let linked = symlink(&target, &new_path).and_then(is_there);
         let linked = linked.or_else(|_| fs::hard_link(&blob, &new_path));
         let linked = linked.or_else(|_| copy_new(&blob, &new_path));
         let linked = linked.and_then(|()| fs::rename(&new_path, &path));
@@ -268,16 +271,35 @@ impl Cache {
         name: &ModelName,
         except: &BTreeSet<PathBuf>,
     ) -> Result<BTreeSet<PathBuf>, Error> {
-        let mut used = BTreeSet::new();
+        let mut links = BTreeSet::new();
         for commit in self.commits(&Wanted::new(name.clone()))? {
             for file in self.files(name, &commit)? {
                 let path = self.snapshot(name, &commit, &file);
                 if !except.contains(&path) {
-                    used.extend(fs::canonicalize(&path));
+                    links.insert(path);
                 }
             }
         }
-        Ok(used)
+        self.data_of(name, &links)
+    }
+
+    /// The data that `links` lead to: the targets of symbolic links; of hard links, all names that the data has here.
+    fn data_of(
+        &self,
+        name: &ModelName,
+        links: &BTreeSet<PathBuf>,
+    ) -> Result<BTreeSet<PathBuf>, Error> {
+        let mut data: BTreeSet<PathBuf> = links.iter().flat_map(fs::canonicalize).collect();
+        let hard_links = links.iter().filter(|path| !path.is_symlink());
+        let known: BTreeSet<_> = hard_links.filter_map(|path| identity_at(path)).collect();
+        if !known.is_empty() {
+            let blobs = entries(&self.repository(name).join("blobs"))?;
+            let blobs = blobs.into_iter().map(|entry| entry.path());
+            let linked =
+                blobs.filter(|path| identity_at(path).is_some_and(|id| known.contains(&id)));
+            data.extend(linked.flat_map(fs::canonicalize));
+        }
+        Ok(data)
     }
 
     pub(crate) fn remove(&self, name: &ModelName) -> Result<Option<Removed>, Error> {
@@ -301,8 +323,10 @@ impl Cache {
         }
         let used = self.used(name, &links)?;
         let mut removed = Removed { files: links.len(), bytes: 0 };
-        let mut data: BTreeSet<PathBuf> = links.iter().flat_map(fs::canonicalize).collect();
-        data.retain(|path| !used.contains(path));
+        let mut data = self.data_of(name, &links)?;
+        let used_data: BTreeSet<_> = used.iter().filter_map(|path| identity_at(path)).collect();
+        let is_used = |path: &Path| identity_at(path).is_some_and(|id| used_data.contains(&id));
+        data.retain(|path| !used.contains(path) && !is_used(path));
         if name.quantisation.is_none() {
             data.extend(self.partials(name)?.into_iter().map(|(path, _)| path));
         }
@@ -310,10 +334,14 @@ impl Cache {
         if links.is_empty() && data.is_empty() {
             return Ok(None);
         }
+        // Hard links are several names of the same bytes.
+        let mut counted = BTreeSet::new();
         for path in links.iter().chain(&data) {
             let size = fs::symlink_metadata(path).map_or(0, |metadata| metadata.len());
+            let counts =
+                data.contains(path) && identity_at(path).is_none_or(|id| counted.insert(id));
             remove_if_there(path)?;
-            removed.bytes += if data.contains(path) { size } else { 0 };
+            removed.bytes += if counts { size } else { 0 };
         }
         if name.quantisation.is_none() {
             self.remove_empty(name)?;
@@ -420,6 +448,35 @@ mod tests {
         assert_eq!(fs::read(&blob).unwrap(), b"data");
         let links = fs::read_dir(cache.snapshot(&name, "1", "m").parent().unwrap()).unwrap();
         assert_eq!(links.count(), 50);
+        fs::remove_dir_all(root).unwrap();
+    }
+
+    /// As on Windows, where a user may need a right to make symbolic links.
+    #[test]
+    fn hard_links_are_removed_with_their_data() {
+        let root = std::env::temp_dir().join(format!("thermocline-names-{}", std::process::id()));
+        let cache = Cache::new(root.clone());
+        let name = ModelName::parse("someone/tiny").unwrap();
+        for (data, files) in
+            [("abc", ["m.Q4_0.gguf", "m.Q4_1.gguf"]), ("def", ["m.Q8_0.gguf", "m.F16.gguf"])]
+        {
+            let blob = cache.blob(&name, data);
+            create_parent(&blob).unwrap();
+            fs::write(&blob, b"data").unwrap();
+            for file in files {
+                let link = cache.snapshot(&name, "1", file);
+                create_parent(&link).unwrap();
+                fs::hard_link(&blob, &link).unwrap();
+            }
+        }
+        let of = |tag: &str| ModelName { quantisation: Some(tag.to_owned()), ..name.clone() };
+        let removed = cache.remove(&of("Q8_0")).unwrap().unwrap();
+        assert_eq!(removed, Removed { files: 1, bytes: 0 }, "another file has the data");
+        let removed = cache.remove(&of("F16")).unwrap().unwrap();
+        assert_eq!(removed, Removed { files: 1, bytes: 4 });
+        assert!(!cache.blob(&name, "def").exists() && cache.blob(&name, "abc").exists());
+        assert_eq!(cache.remove(&name).unwrap().unwrap(), Removed { files: 2, bytes: 4 });
+        assert!(!cache.repository(&name).exists());
         fs::remove_dir_all(root).unwrap();
     }
 }

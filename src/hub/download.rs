@@ -215,22 +215,10 @@ fn files(group: &Group, listing: &Listing) -> Vec<RemoteFile> {
 
 /// Checks that `needed` bytes fit on the disk of `path`, if the system reports its free space.
 fn check_room(path: &Path, needed: u64) -> Result<(), Error> {
-    match free_bytes(path) {
+    match own_file::free_bytes(path) {
         Some(free) if free < needed => Err(Error::Full { folder: path.to_owned(), needed, free }),
         Some(_) | None => Ok(()),
     }
-}
-
-/// Free bytes on the disk of `path`, which need not exist yet.
-#[cfg(unix)]
-fn free_bytes(path: &Path) -> Option<u64> {
-    let stat = path.ancestors().find_map(|folder| rustix::fs::statvfs(folder).ok())?;
-    stat.f_bavail.checked_mul(stat.f_frsize)
-}
-
-#[cfg(not(unix))]
-fn free_bytes(_: &Path) -> Option<u64> {
-    None
 }
 
 #[cfg(test)]
@@ -247,7 +235,6 @@ mod tests {
     }
 
     #[test]
-    #[cfg(unix)]
     fn a_full_disk_is_noticed_before_the_download() {
         let folder = std::env::temp_dir().join("not").join("there");
         assert!(check_room(&folder, 0).is_ok());

@@ -96,7 +96,7 @@ impl Fetch<'_> {
         let mut len = 0;
         let mut piece = vec![0; PIECE];
         loop {
-            let n = file.read(&mut piece).map_err(failed("read"))?;
+            let n = read_piece(&mut file, &mut piece).map_err(failed("read"))?;
             if n == 0 {
                 break;
             }
@@ -240,5 +240,32 @@ impl Fetch<'_> {
         // rejects them.
         let _ = std::fs::remove_file(self.partial);
         Error::Size { file: self.file.to_owned(), expected, found }
+    }
+}
+
+/// Reads once; a signal does not end the read.
+fn read_piece(from: &mut impl Read, piece: &mut [u8]) -> io::Result<usize> {
+    loop {
+        match from.read(piece) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            read => return read,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_read_that_a_signal_interrupts_is_repeated() {
+        struct Interrupted(u32);
+        impl Read for Interrupted {
+            fn read(&mut self, piece: &mut [u8]) -> io::Result<usize> {
+                self.0 += 1;
+                if self.0 < 3 { Err(io::ErrorKind::Interrupted.into()) } else { Ok(piece.len()) }
+            }
+        }
+        assert_eq!(read_piece(&mut Interrupted(0), &mut [0; 7]).unwrap(), 7);
     }
 }

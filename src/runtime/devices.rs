@@ -9,7 +9,9 @@ use hal::null::NullBackend;
 use hal::{Backend, Bytes, Device, DeviceId};
 
 use cpu::CpuBackend;
-pub use cpu::{CpuOptions, Notice, Numa, PrefetchDistance, Priority};
+pub use cpu::{
+    CpuOptions, Notice, Numa, PrefetchDistance, Priority, last_level_cache, memory_beside,
+};
 
 use crate::switches::{DeviceSwitches, Switches};
 
@@ -141,7 +143,7 @@ pub const BACKENDS: [&str; 4] = ["cpu", "cuda", "hip", "wgpu"];
 pub fn built() -> Vec<&'static str> {
     let is_built = |name: &&str| match *name {
         "cuda" => cfg!(feature = "cuda"),
-        "hip" => cfg!(feature = "hip"),
+        "hip" => cfg!(all(feature = "hip", target_os = "linux", target_arch = "x86_64")),
         _ => true,
     };
     BACKENDS.into_iter().filter(is_built).collect()
@@ -327,8 +329,14 @@ fn find_hip_cards(
 fn find_hip_cards(
     _compilation: &KernelCompilation,
     _found: &mut Vec<Card>,
-    _missing: &mut Vec<MissingBackend>,
+    missing: &mut Vec<MissingBackend>,
 ) {
+    missing.push(MissingBackend {
+        backend: "hip",
+        is_built: false,
+        reason: "it is for Linux on x86-64 alone".to_owned(),
+        hint: "AMD's cards work through the backend wgpu here".to_owned(),
+    });
 }
 
 /// Options of a device that runs the kernels of `kernels-cuda`.

@@ -7,7 +7,7 @@ use placement::{CPU, Forecast};
 
 use crate::options::Budget;
 use crate::runtime::Runtime;
-use crate::tiers::{USUAL_DEPTH, disk_speed};
+use crate::tiers::{IN_USE, USUAL_DEPTH, disk_speed};
 use crate::{Result, neuron_reads, repack};
 
 impl Runtime {
@@ -28,7 +28,7 @@ impl Runtime {
         if let Budget::Bytes(bytes) = &mut computation.devices.ram_budget {
             *bytes = bytes.saturating_add(more.0);
         }
-        let MemoryReport { free, total } = self.machine().host_memory();
+        let MemoryReport { free, total } = self.machine().memory_for(model, IN_USE);
         let memory = MemoryReport {
             free: free.map(|free| free + more),
             total: total.map(|total| total + more),

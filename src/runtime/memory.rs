@@ -6,11 +6,19 @@ use hal::{Bytes, Device, KV_BLOCK, KvRows, MemoryReport};
 use model::{Attention, Ffn, Model};
 use placement::{DeviceBytes, Forecast};
 
+use crate::devices::memory_beside;
 use crate::error::MemoryLimit;
 use crate::machine::Machine;
 use crate::notice::{Notice, Observer};
 use crate::options::Computation;
 use crate::{Error, Result};
+
+/// Memory of this machine for all that a run of `model` needs, which is open already. The limits of
+/// this process count its file as used, and `more` bytes of what the need includes.
+#[must_use]
+pub fn memory_for(model: &Model, more: Bytes) -> MemoryReport {
+    memory_beside(Bytes(model.file.size_bytes()) + more)
+}
 
 /// Host memory that a run needs, itemised.
 #[derive(Clone, Copy, Debug)]

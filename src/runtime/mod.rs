@@ -62,7 +62,7 @@ pub use generate::{EndReason, Report, Settings, Token, Tokens};
 pub use known_cards::known_cards;
 pub use loaded_model::{Model, Sequence};
 pub use machine::{Accelerator, Machine};
-pub use memory::MemoryNeed;
+pub use memory::{MemoryNeed, memory_for};
 pub use notice::{
     DeviceFull, DiskNotice, KernelNotice, Notice, Observer, PlacementReport, RepackNotice,
     SharedObserver, SilentObserver, SparsityNotice, Task,

@@ -393,7 +393,8 @@ impl fmt::Display for Notice {
             Notice::SlowerPlacement { rate, fastest } => write!(
                 f,
                 "the requested placement decodes {rate:.1} tokens/s by the estimate, {:.0} % fewer than the fastest one ({fastest:.1} tokens/s)",
-                100.0 * (1.0 - rate / fastest)
+                // Rounding must not claim that nothing is left.
+                (100.0 * (1.0 - rate / fastest)).min(99.0)
             ),
             Notice::NoProfile => f.write_str(
                 "no activation profile for this model, so all neurons rank equally; with a profile the hot neurons go to the device",

@@ -15,7 +15,7 @@ use placement::{CPU, Forecast, PlacementPolicy, Speed};
 use crate::assumed_device::AssumedDevice;
 use crate::error::MemoryLimit;
 use crate::machine::{self, Machine};
-use crate::memory::MemoryNeed;
+use crate::memory::{MemoryNeed, memory_for};
 use crate::notice::{Notice, Observer, SharedObserver, SilentObserver, SparsityNotice, Task};
 use crate::open::Opened;
 use crate::options::{Computation, ContextSize, Options, Sparsity};
@@ -229,7 +229,9 @@ impl Runtime {
         let shorter = Some(n_ctx / 2).filter(|&n| past(n) == past(n_ctx));
         let gain = shorter.map(|n| (n, forecast(n).rate() / forecast(n_ctx).rate() - 1.0));
         let shorter = gain.filter(|(_, gain)| *gain > MIN_GAIN);
-        self.observer.notice(&Notice::Context { n_ctx, n_ctx_train: trained, shorter });
+        if n_ctx != trained || shorter.is_some() {
+            self.observer.notice(&Notice::Context { n_ctx, n_ctx_train: trained, shorter });
+        }
         n_ctx
     }
 
@@ -339,7 +341,7 @@ impl Runtime {
         report_sparsity(model, &settings, observer);
         let need = self.host_need(model, &settings, planned.as_ref());
         if disk.is_none() {
-            let memory = self.machine.cpu.memory().unwrap_or_default();
+            let memory = memory_for(model, Bytes(0));
             need.check(memory, settings.n_ctx, &self.options.computation, observer)?;
         }
         if let Some(forecast) = &planned {

@@ -25,6 +25,9 @@ use crate::speeds::Speeds;
 const OTHER_MEMORY: Bytes = Bytes(64 << 20);
 /// The least memory that [`Budget::Auto`] leaves free, and the part of the free memory.
 const MARGIN: (Bytes, u64) = (Bytes(64 << 20), 16);
+/// What a limit of this process need not leave: code and buffers exist already, and it has no other
+/// users.
+pub(crate) const IN_USE: Bytes = Bytes(OTHER_MEMORY.0 + MARGIN.0.0);
 /// Number of reading threads if the disk cannot be measured.
 pub(crate) const USUAL_DEPTH: usize = 8;
 
@@ -64,7 +67,7 @@ impl fmt::Display for DiskNotice {
                 file.display()
             ),
             DiskNotice::Tiers { budget, tiers } => {
-                let Tiers { devices, copies, weights, pinned, cache, .. } = *tiers;
+                let Tiers { devices, copies, weights, pinned, cache, read_per_token, .. } = *tiers;
                 let on_disk = tiers.on_disk();
                 let all = devices + copies + weights;
                 write!(
@@ -75,7 +78,11 @@ impl fmt::Display for DiskNotice {
                     write!(f, "{devices} are on devices, ")?;
                 }
                 let always = pinned + copies;
-                write!(f, "{always} are always in memory, {cache} hold what the text needs most")
+                // Of a dense model, every token reads all the rest.
+                let is_dense = read_per_token >= Bytes(weights.0.saturating_sub(pinned.0));
+                let holds =
+                    if is_dense { "are for reads" } else { "hold what the text needs most" };
+                write!(f, "{always} are always in memory, {cache} {holds}")
             }
             DiskNotice::Reads { per_token, neurons, rate } => {
                 write!(f, "a token reads about {per_token} from disk")?;
@@ -224,7 +231,7 @@ impl Runtime {
         let planned = plan(&settings);
         let on_devices = planned.as_ref().is_some_and(uses_devices);
         let computation = &self.options().computation;
-        let memory = cpu.memory().unwrap_or_default();
+        let memory = self.machine().memory_for(model, IN_USE);
         let usable = self.memory_beside_disk(
             model,
             &settings,

@@ -67,7 +67,7 @@ pub enum SubmitError {
     )]
     Encoder,
     /// The queue is full.
-    #[error("the queue is full: {n_queued} requests are waiting")]
+    #[error("the queue is full ({n_queued} waiting)")]
     QueueFull {
         /// Waiting requests.
         n_queued: usize,

@@ -1,5 +1,6 @@
 //! Timestamps and ids for responses.
 
+use std::hash::{BuildHasher, RandomState};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 pub(crate) fn unix_seconds() -> u64 {
@@ -33,7 +34,8 @@ fn civil_from_days(days: u64) -> [u64; 3] {
 
 /// A random id with a prefix: `chatcmpl-5f0c...`.
 pub(crate) fn id(prefix: &str) -> String {
-    format!("{prefix}{:032x}", rand::random::<u128>())
+    let [high, low] = [0, 1].map(|half| RandomState::new().hash_one(half));
+    format!("{prefix}{high:016x}{low:016x}")
 }
 
 #[cfg(test)]

@@ -109,7 +109,8 @@ pub struct Limits {
     pub n_choices: usize,
     /// Maximum number of open connections.
     pub max_connections: usize,
-    /// Time that open requests get to finish when the server stops.
+    /// Time that open requests get to finish when the server stops. [`crate::ServedModel::stop`] with the same time ends
+    /// the others, whose clients then get an error.
     pub grace_period: Duration,
     /// Time without an event after which a stream sends a comment, so that proxies keep the
     /// connection open.

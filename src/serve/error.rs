@@ -109,8 +109,7 @@ impl ApiError {
     }
 
     pub(crate) fn queue_full(n_waiting: usize) -> ApiError {
-        let message =
-            format!("the queue is full: {n_waiting} requests are waiting; try again later");
+        let message = format!("the queue is full ({n_waiting} waiting); try again later");
         let error = ApiError::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message);
         ApiError { retry_after: Some(1), ..error }
     }

@@ -365,10 +365,38 @@ pub(crate) fn generation_error(error: &scheduler::Error) -> ApiError {
     match error {
         scheduler::Error::ShuttingDown => ApiError::unavailable("the server is shutting down"),
         scheduler::Error::Constraint(_) => ApiError::unprocessable(error.to_string()),
+        scheduler::Error::Engine(engine) if lacks_memory(engine) => {
+            ApiError::unavailable(format!("not enough memory for this request: {error}"))
+        }
         scheduler::Error::Engine(_)
         | scheduler::Error::Sample(_)
         | scheduler::Error::Tokenizer(_)
         | scheduler::Error::Panicked
         | _ => ApiError::server(format!("the generation failed: {error}")).no_retry(),
+    }
+}
+
+/// Whether the memory of a device or of this machine is full, which other requests may free.
+pub(crate) fn lacks_memory(error: &engine::Error) -> bool {
+    matches!(error, engine::Error::Device(hal::Error::OutOfMemory { .. }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_without_memory_may_be_tried_again() {
+        let full = hal::Error::OutOfMemory {
+            device: "CPU".into(),
+            label: "KV cache".into(),
+            requested: hal::Bytes(10),
+            free: hal::Bytes(5),
+        };
+        let status = |error: hal::Error| {
+            let error = scheduler::Error::Engine(std::sync::Arc::new(error.into()));
+            generation_error(&error).status.as_u16()
+        };
+        assert_eq!((status(full), status(hal::Error::Cancelled)), (503, 500));
     }
 }

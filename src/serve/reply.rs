@@ -1,6 +1,8 @@
 //! Formats the prompt of a conversation, and splits generated text into reasoning, answer and tool
 //! calls.
 
+use std::hash::{BuildHasher, RandomState};
+
 use runtime::dialogue;
 use text::chat::{CallDelta, CallParser, Delivery, Reasoning, ReplyPart};
 
@@ -65,7 +67,8 @@ impl Turn {
 
     pub(crate) fn replies(&self) -> Vec<ReplyParser> {
         let calls = |tools: &Tools| {
-            let parser = CallParser::new(tools.format, &tools.list, rand::random());
+            let parser =
+                CallParser::new(tools.format, &tools.list, RandomState::new().hash_one(()));
             // A grammar keeps the arguments valid, so they can be sent before the call is complete.
             parser.with_delivery(Delivery::Incremental)
         };

@@ -24,7 +24,7 @@ pub enum Error {
         offset: u64,
     },
     /// The file was written to while in use.
-    #[error("{file} was changed while in use")]
+    #[error("{file} was changed while in use, or the system no longer reports its state")]
     Changed {
         /// Path of the file.
         file: String,

@@ -102,7 +102,7 @@ impl Region {
         };
     }
 
-    /// Does nothing: other systems choose huge pages themselves.
+    /// Does nothing: macOS has no huge pages on Apple silicon, and Windows cannot give and take them back by units.
     #[cfg(not(target_os = "linux"))]
     pub(crate) fn advise_huge(&self, range: Range<u64>) {
         let _ = self.checked_pages(range);

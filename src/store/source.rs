@@ -61,7 +61,7 @@ impl DirectFile {
             Ok(file) => (file, true),
             Err(_) => (fs::File::open(path).map_err(failed)?, false),
         };
-        let now = FileFacts::new(&file.metadata().map_err(failed)?);
+        let now = FileFacts::of(&file).map_err(failed)?;
         if opened.is_some_and(|opened| !opened.is_unchanged(&now)) {
             return Err(Error::Changed { file: path.display().to_string() });
         }
@@ -135,6 +135,6 @@ impl ReadAt for DirectFile {
     }
 
     fn is_unchanged(&self) -> bool {
-        self.file.metadata().is_ok_and(|now| self.opened.is_unchanged(&FileFacts::new(&now)))
+        FileFacts::of(&self.file).is_ok_and(|now| self.opened.is_unchanged(&now))
     }
 }

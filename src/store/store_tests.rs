@@ -343,7 +343,7 @@ fn files_are_read_past_the_page_cache() {
     let bytes: Vec<u8> =
         (0..9u32 << 20).map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
     std::fs::write(&path, &bytes).unwrap();
-    let opened = gguf::FileFacts::new(&path.metadata().unwrap());
+    let opened = gguf::FileFacts::of(&std::fs::File::open(&path).unwrap()).unwrap();
     let file = crate::DirectFile::open(&path, Some(&opened)).unwrap();
     let speed = crate::measure(&file).unwrap();
     assert!(speed.bandwidth > 0.0 && speed.latency > 0.0 && speed.depth > 0);

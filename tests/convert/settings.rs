@@ -207,11 +207,12 @@ fn tokenizers_are_refused_with_a_reason() {
         error_of(&bpe(r#""vocab": {"a": -1}, "merges": []"#))
             .contains("the id of a token is negative")
     );
+    assert!(error_of(&bpe(r#""vocab": {"a": 0}, "merges": []"#)).contains("merges is empty"));
     assert!(error_of(&bpe(r#""vocab": {"a": 0}, "merges": ["ab"]"#)).contains("merge"));
     assert!(error_of(&bpe(r#""vocab": {"a": 0}, "merges": [["a", "b", "c"]]"#)).contains("merge"));
     let other = r#"{"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "xyz"}}, "model": {"vocab": {"a": 0}, "merges": []}}"#;
     assert!(error_of(other).contains("xyz"));
     let added = r#"{"added_tokens": [{"id": 77777777, "content": "x"}], "pre_tokenizer": {"type": "ByteLevel"},
-        "model": {"vocab": {"a": 0}, "merges": []}}"#;
+        "model": {"vocab": {"a": 0}, "merges": ["a a"]}}"#;
     assert!(error_of(added).contains("added token"));
 }

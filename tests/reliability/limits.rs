@@ -147,7 +147,7 @@ fn little_address_space_never_ends_in_an_abort() {
             command.arg(env!("CARGO_BIN_EXE_thermocline")).args(args).stdin(Stdio::null());
             command.env_clear().env("PATH", "/usr/bin:/bin").current_dir(folder.0.path());
             command.env("XDG_CACHE_HOME", folder.path("xdg"));
-            command.env("THERMOCLINE_ARG_BACKEND", "cpu");
+            command.env("THERMOCLINE_ARG_BACKEND", "cpu").env("RUST_BACKTRACE", "1");
             let output = command.output().unwrap();
             let (text, code) = (stderr(&output), output.status.code());
             let expected = matches!(code, Some(0 | 1 | 3 | 4));

@@ -3,6 +3,7 @@
 // Clippy exempts test functions from these lints, but not their helpers.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
+mod calls;
 mod limits;
 mod locks;
 mod outputs;

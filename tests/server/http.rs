@@ -392,12 +392,19 @@ fn stopping_ends_requests_after_the_grace_period() {
     let limits = Limits { grace_period: Duration::from_millis(200), ..config().limits };
     let mut server = start(Config { limits, ..config() });
     let client = server.client.clone();
-    let mut open = client.open("POST", "/completion", Some(&long_request(true)));
-    wait_for("a slot is busy", || load(&client).0 == 1);
+    let request = |stream| {
+        let client = client.clone();
+        std::thread::spawn(move || client.send("POST", "/completion", Some(&long_request(stream))))
+    };
+    let (whole, stream) = (request(false), request(true));
+    wait_for("both slots are busy", || load(&client).0 == 2);
     let start = Instant::now();
     assert!(server.stop());
     assert!(start.elapsed() < Duration::from_secs(15));
-    let mut rest = Vec::new();
-    // The server may close the connection or reset it.
-    let _ = open.read_to_end(&mut rest);
+    // Clients get an error rather than a closed connection.
+    let whole = whole.join().unwrap();
+    assert_eq!(whole.status, 503, "{}", whole.text());
+    assert!(whole.text().contains("the server is shutting down"), "{}", whole.text());
+    let stream = stream.join().unwrap();
+    assert!(stream.text().contains("the server is shutting down"), "{}", stream.text());
 }

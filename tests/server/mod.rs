@@ -37,6 +37,7 @@ struct TestServer {
     served: Option<Arc<ServedModel>>,
     thread: Option<JoinHandle<Result<(), ::serve::Error>>>,
     client: Client,
+    grace: std::time::Duration,
 }
 
 impl TestServer {
@@ -46,11 +47,12 @@ impl TestServer {
             Address::Tcp { .. } => Address::Tcp { host: "127.0.0.1".to_owned(), port: 0 },
             other => other,
         };
+        let grace = config.limits.grace_period;
         let server = Server::bind(Config { address, ..config }).unwrap();
         let client = Client::new(&server.urls()[0]);
         let handle = server.handle();
         let thread = Some(std::thread::spawn(move || server.run()));
-        TestServer { handle, served: None, thread, client }
+        TestServer { handle, served: None, thread, client, grace }
     }
 
     /// Starts a server with the built-in model; sampling is greedy by default.
@@ -106,7 +108,7 @@ impl TestServer {
     fn stop(&mut self) -> bool {
         self.handle.stop();
         if let Some(served) = &self.served {
-            served.stop(std::time::Duration::from_secs(5));
+            served.stop(self.grace);
         }
         self.thread.take().is_some_and(|thread| thread.join().unwrap().is_ok())
     }

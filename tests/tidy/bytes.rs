@@ -34,7 +34,8 @@ pub(crate) fn files_are_small(tree: &Tree) -> Vec<String> {
 }
 
 /// Programs in `scripts/` are called `verb_object`, without the extension of their language; the
-/// modules that they import end in `.py`. `scripts/README.md` lists both.
+/// modules that they import end in `.py`, and the libraries that they compile in `.c`.
+/// `scripts/README.md` lists all.
 pub(crate) fn script_names_are_uniform(tree: &Tree) -> Vec<String> {
     let index = tree.text("scripts/README.md");
     let mut faults = Vec::new();
@@ -53,8 +54,8 @@ pub(crate) fn script_names_are_uniform(tree: &Tree) -> Vec<String> {
             if words.len() < 2 || !words.iter().all(plain) {
                 fault("a program is called `verb_object`, without an extension");
             }
-        } else if !name.ends_with(".py") {
-            fault("neither a program (`#!` in its first line) nor a module (`.py`)");
+        } else if !name.ends_with(".py") && !name.ends_with(".c") {
+            fault("neither a program (`#!` in its first line) nor a module (`.py`, `.c`)");
         }
         if !index.contains(&format!("| `{name}` |")) {
             fault("not in the tables of scripts/README.md");

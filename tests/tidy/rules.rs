@@ -4,10 +4,10 @@ use std::collections::BTreeSet;
 
 use super::bytes::{files_are_small, script_names_are_uniform};
 use super::documents::{documents, paths_exist};
+use super::installation::installing_needs_no_toolkit;
 use super::lists::{
     BACKENDS, DEVICE_NAMES, HAL_NEEDS, LARGE, LONG, MAX_LINES, OWNED, PURE, SRC_CRATES, UNSAFE,
 };
-use super::locks::{fuzz_locks_the_same_versions, installing_needs_no_toolkit};
 use super::module_order::{engine_imports_go_down, engine_sizes_allocate_nothing};
 use super::tree::{Source, Tree};
 use super::words::plain_words;
@@ -20,7 +20,6 @@ pub(crate) const RULES: &[Rule] = &[
     engine_imports_go_down,
     engine_sizes_allocate_nothing,
     dependencies_have_one_owner,
-    fuzz_locks_the_same_versions,
     installing_needs_no_toolkit,
     backends_named_once,
     backends_use_no_src_crate,

@@ -1,82 +1,36 @@
-//! System calls for the CPU affinity and priority of threads. Outside Linux they fail or return
-//! `None`.
+//! The CPU affinity and priority of threads, and limits on locked memory: one module for each system.
+//!
+//! | System | Affinity | Priority |
+//! | --- | --- | --- |
+//! | Linux | any set of CPUs | niceness of this thread and of threads that it starts |
+//! | Windows | CPUs of one group of up to 64 | priority class of the process |
+//! | macOS | none; threads ask for performance cores | niceness of the process |
+
+use std::io;
 
 #[cfg(target_os = "linux")]
-mod system {
-    use std::io;
+#[path = "affinity/linux.rs"]
+mod system;
+#[cfg(target_vendor = "apple")]
+use crate::macos::threads as system;
+#[cfg(windows)]
+use crate::windows::threads as system;
+#[cfg(not(any(target_os = "linux", target_vendor = "apple", windows)))]
+#[path = "affinity/other.rs"]
+mod system;
 
-    use rustix::process::{Resource, getrlimit, setpriority_process};
-    use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
-
-    /// The affinity of the calling thread before [`bind`].
-    #[derive(Debug)]
-    pub(crate) struct PreviousAffinity(CpuSet);
-
-    pub(crate) fn current_cpu() -> Option<usize> {
-        Some(sched_getcpu())
-    }
-
-    pub(crate) fn bind(cpus: &[usize]) -> io::Result<PreviousAffinity> {
-        let before = sched_getaffinity(None)?;
-        let mut set = CpuSet::new();
-        let known = cpus.iter().copied().filter(|&cpu| cpu < CpuSet::MAX_CPU);
-        known.for_each(|cpu| set.set(cpu));
-        sched_setaffinity(None, &set)?;
-        Ok(PreviousAffinity(before))
-    }
-
-    pub(crate) fn unbind(before: &PreviousAffinity) {
-        // This fails only if the CPUs are no longer allowed; the thread then keeps its affinity.
-        let _ = sched_setaffinity(None, &before.0);
-    }
-
-    /// Sets the calling thread's niceness (-20 to 19; lower is more urgent). Threads that the
-    /// calling thread starts inherit the value.
-    pub(crate) fn set_niceness(niceness: i32) -> io::Result<()> {
-        Ok(setpriority_process(None, niceness)?)
-    }
-
-    /// Maximum bytes that this process may lock in memory; `None` without a limit.
-    pub(crate) fn lock_limit() -> Option<u64> {
-        getrlimit(Resource::Memlock).current
-    }
-}
-
-#[cfg(not(target_os = "linux"))]
-mod system {
-    use std::io;
-
-    #[derive(Debug)]
-    pub(crate) struct PreviousAffinity(());
-
-    pub(crate) fn current_cpu() -> Option<usize> {
-        None
-    }
-
-    pub(crate) fn bind(_cpus: &[usize]) -> io::Result<PreviousAffinity> {
-        Err(io::ErrorKind::Unsupported.into())
-    }
-
-    pub(crate) fn unbind(_before: &PreviousAffinity) {}
-
-    pub(crate) fn set_niceness(_niceness: i32) -> io::Result<()> {
-        Err(io::ErrorKind::Unsupported.into())
-    }
-
-    pub(crate) fn lock_limit() -> Option<u64> {
-        None
-    }
-}
-
-pub(crate) use system::{bind, current_cpu, lock_limit, set_niceness};
+pub(crate) use system::{bind, current_cpu, lock_limit, set_priority};
 
 /// Binds the calling thread to CPUs; dropping this value restores the previous affinity.
 #[derive(Debug)]
 pub(crate) struct BoundThread(Option<system::PreviousAffinity>);
 
 impl BoundThread {
-    /// Does nothing if `cpus` is empty or the system cannot bind threads.
+    /// If `cpus` is empty or the system cannot bind threads, the system chooses the CPUs; on macOS, it is asked for
+    /// performance cores.
     pub(crate) fn new(cpus: &[usize]) -> BoundThread {
+        #[cfg(target_vendor = "apple")]
+        system::prefer_performance_cores();
         BoundThread(if cpus.is_empty() { None } else { bind(cpus).ok() })
     }
 }
@@ -85,6 +39,12 @@ impl Drop for BoundThread {
     fn drop(&mut self) {
         self.0.iter().for_each(system::unbind);
     }
+}
+
+/// The error of a system that cannot do what was asked.
+#[cfg_attr(any(target_os = "linux", windows), allow(dead_code, reason = "these systems can"))]
+pub(crate) fn unsupported(text: &'static str) -> io::Error {
+    io::Error::new(io::ErrorKind::Unsupported, text)
 }
 
 #[cfg(all(test, target_os = "linux"))]

@@ -17,7 +17,7 @@ use hal::{
 };
 
 use crate::buffer::{ALIGN, HostBuffer};
-use crate::options::{CpuOptions, Notice, Priority};
+use crate::options::{CpuOptions, Notice};
 use crate::prefetch::PrefetchDistance;
 use crate::program::{CpuProgram, KernelChoice};
 use crate::queue::CpuQueue;
@@ -82,9 +82,7 @@ impl CpuBackend {
             notice.send(&refused);
         }
         check_bindings(&mut plan.bindings, &notice);
-        if let Some(niceness) = niceness(options.priority)
-            && let Err(error) = affinity::set_niceness(niceness)
-        {
+        if let Err(error) = affinity::set_priority(options.priority) {
             notice.send(&format!(
                 "cannot change the thread priority: {error}; threads keep their priority"
             ));
@@ -159,17 +157,6 @@ fn check_bindings(bindings: &mut [CpuBinding], notice: &Notice) {
     if let Some(error) = bindings.iter().find_map(|binding| bind(binding).err()) {
         notice.send(&format!("threads are not bound to CPUs: {error}; the system schedules them"));
         bindings.iter_mut().for_each(|binding| binding.cpus.clear());
-    }
-}
-
-/// The Linux niceness for a priority, as in llama.cpp; `None` keeps the current niceness.
-fn niceness(priority: Priority) -> Option<i32> {
-    match priority {
-        Priority::Low => Some(5),
-        Priority::Normal => None,
-        Priority::Medium => Some(-5),
-        Priority::High => Some(-10),
-        Priority::Realtime => Some(-20),
     }
 }
 

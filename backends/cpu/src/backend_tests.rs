@@ -85,6 +85,7 @@ fn a_refused_binding_is_reported() {
 }
 
 #[test]
+#[cfg(target_os = "linux")] // which says in a file what is locked
 fn memory_is_locked_or_the_failure_is_reported() {
     let (options, notices) =
         collect_notices(CpuOptions { threads: Some(1), lock: true, ..Default::default() });

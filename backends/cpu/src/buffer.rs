@@ -39,7 +39,7 @@ pub(crate) struct HostBuffer {
     pub(crate) pitch: Option<usize>,
     /// Where the rows of the whole tensor are in the memory; `None` if they are in order.
     pub(crate) table: Option<RowTable>,
-    #[cfg_attr(not(unix), expect(dead_code, reason = "only Unix systems lock memory"))]
+    #[cfg_attr(not(any(unix, windows)), expect(dead_code, reason = "nothing locks memory"))]
     locked: bool,
 }
 
@@ -128,19 +128,24 @@ impl HostBuffer {
     /// Locks the memory, so the system cannot page it out.
     ///
     /// # Errors
-    /// The error of `mlock`.
-    #[cfg(unix)]
+    /// The error of `mlock` or `VirtualLock`.
+    #[cfg(any(unix, windows))]
     pub(crate) fn lock(&mut self) -> std::io::Result<()> {
         if self.len > 0 {
+            #[cfg(unix)]
             // SAFETY: the buffer owns `len` bytes from `start`; locking does not change them.
-            unsafe { rustix::mm::mlock(self.start.as_ptr().cast(), self.len)? };
+            unsafe {
+                rustix::mm::mlock(self.start.as_ptr().cast(), self.len)?;
+            }
+            #[cfg(windows)]
+            crate::windows::lock(self.start, self.len)?;
             self.locked = true;
         }
         Ok(())
     }
 
-    /// Always fails: only Unix systems have `mlock`.
-    #[cfg(not(unix))]
+    /// Always fails: this system locks no memory.
+    #[cfg(not(any(unix, windows)))]
     pub(crate) fn lock(&mut self) -> std::io::Result<()> {
         Err(std::io::ErrorKind::Unsupported.into())
     }
@@ -164,6 +169,10 @@ impl Drop for HostBuffer {
         if self.locked {
             // SAFETY: as in `lock`. If unlocking fails, the memory stays locked until it is freed.
             let _ = unsafe { rustix::mm::munlock(self.start.as_ptr().cast(), self.len) };
+        }
+        #[cfg(windows)]
+        if self.locked {
+            crate::windows::unlock(self.start, self.len);
         }
         if let Owner::Allocated { base, extent } = self.owner {
             // SAFETY: `zeroed` allocated the memory with this layout; no view outlives its tensor.

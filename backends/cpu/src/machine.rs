@@ -6,32 +6,72 @@ use hal::{Bytes, MemoryReport};
 
 use crate::cgroup;
 use crate::files::read_text;
+use crate::limits::{kibibytes, process_limit};
 
-/// Total and free memory that this process may use, within its container's limits. Unknown outside
-/// Linux.
-pub(crate) fn memory() -> MemoryReport {
-    memory_below(Path::new("/"))
+#[cfg(target_vendor = "apple")]
+use crate::macos as system;
+#[cfg(windows)]
+use crate::windows as system;
+
+/// Linux says everything in files.
+#[cfg(not(any(windows, target_vendor = "apple")))]
+mod system {
+    use hal::MemoryReport;
+
+    use crate::topology::Topology;
+
+    pub(crate) fn memory() -> Option<MemoryReport> {
+        None
+    }
+
+    pub(crate) fn processor() -> Option<String> {
+        None
+    }
+
+    pub(crate) fn topology() -> Option<Topology> {
+        None
+    }
 }
 
-fn memory_below(root: &Path) -> MemoryReport {
+pub(crate) use system::topology;
+
+/// Total and free memory that this process may use; on Linux, within the limits of its container and
+/// its own.
+pub(crate) fn memory() -> MemoryReport {
+    memory_beside(Bytes(0))
+}
+
+/// As the CPU's memory report, for a need that includes `mapped` bytes which this process has
+/// mapped already: its own limits count them as used.
+#[must_use]
+pub fn memory_beside(mapped: Bytes) -> MemoryReport {
+    system::memory().unwrap_or_else(|| memory_below(Path::new("/"), mapped))
+}
+
+fn memory_below(root: &Path, mapped: Bytes) -> MemoryReport {
     let text = read_text(&root.join("proc/meminfo")).unwrap_or_default();
     let (mut total, mut free) =
         (meminfo_field(&text, "MemTotal:"), meminfo_field(&text, "MemAvailable:"));
+    let within = |amount: Option<Bytes>, limit| amount.map(|bytes| bytes.min(Bytes(limit)));
     if let Some(limit) = cgroup::memory_limit(root) {
-        let within = |amount: Option<Bytes>, limit| amount.map(|bytes| bytes.min(Bytes(limit)));
         (total, free) = (within(total, limit.total), within(free, limit.free));
+    }
+    if let Some(limit) = process_limit(root) {
+        let room = limit.free.saturating_add(mapped.0);
+        (total, free) = (within(total, limit.total), within(free, room));
     }
     MemoryReport { total, free }
 }
 
 fn meminfo_field(text: &str, name: &str) -> Option<Bytes> {
-    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
-    let kibibytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    Some(Bytes(kibibytes.checked_mul(1024)?))
+    kibibytes(text, name).map(Bytes)
 }
 
-/// The processor's name; `None` if `/proc/cpuinfo` does not report it.
+/// The processor's name, if the system reports it.
 pub(crate) fn processor() -> Option<String> {
+    if let Some(name) = system::processor() {
+        return Some(name);
+    }
     let text = read_text(Path::new("/proc/cpuinfo"))?;
     let line = text.lines().find(|line| line.starts_with("model name"))?;
     Some(line.split_once(':')?.1.trim().to_owned())
@@ -52,10 +92,14 @@ mod tests {
     }
 
     fn report(files: &[(&str, &str)]) -> (Option<u64>, Option<u64>) {
+        report_beside(files, Bytes(0))
+    }
+
+    fn report_beside(files: &[(&str, &str)], mapped: Bytes) -> (Option<u64>, Option<u64>) {
         let machine =
             Machine::new(&[("proc/meminfo", "MemTotal: 1000 kB\nMemAvailable: 600 kB\n")]);
         files.iter().for_each(|(path, text)| machine.write(path, text));
-        let report = memory_below(machine.root());
+        let report = memory_below(machine.root(), mapped);
         (report.total.map(|b| b.0 / 1024), report.free.map(|b| b.0 / 1024))
     }
 
@@ -86,6 +130,23 @@ mod tests {
         assert_eq!(report(&v1), (Some(200), Some(0)));
         let none = ("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n");
         assert_eq!(report(&[v1[0], none]), (Some(1000), Some(600)));
+    }
+
+    #[test]
+    fn the_least_of_all_limits_applies() {
+        let process = [
+            ("proc/self/limits", "Max address space 512000 512000 bytes\n"),
+            ("proc/self/status", "VmSize: 100 kB\n"),
+        ];
+        assert_eq!(report(&process), (Some(500), Some(400)));
+        assert_eq!(report_beside(&process, Bytes(50 << 10)), (Some(500), Some(450)));
+        assert_eq!(report_beside(&process, Bytes(u64::MAX)), (Some(500), Some(600)));
+        let group = [
+            ("proc/self/cgroup", "0::/\n"),
+            ("sys/fs/cgroup/memory.max", "307200\n"),
+            ("sys/fs/cgroup/memory.current", "0\n"),
+        ];
+        assert_eq!(report(&[&process[..], &group].concat()), (Some(300), Some(300)));
     }
 
     #[test]

@@ -63,6 +63,20 @@ pub enum Priority {
     Realtime,
 }
 
+impl Priority {
+    /// The niceness of a Unix system (-20 to 19; lower is more urgent), as in llama.cpp; `None` keeps the current one.
+    #[cfg_attr(windows, allow(dead_code, reason = "Windows has classes"))]
+    pub(crate) fn niceness(self) -> Option<i32> {
+        match self {
+            Priority::Low => Some(5),
+            Priority::Normal => None,
+            Priority::Medium => Some(-5),
+            Priority::High => Some(-10),
+            Priority::Realtime => Some(-20),
+        }
+    }
+}
+
 /// Receives messages for the user.
 #[derive(Clone)]
 pub struct Notice(Arc<dyn Fn(&str) + Send + Sync>);

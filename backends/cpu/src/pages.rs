@@ -1,5 +1,9 @@
 //! Large allocations: separate memory mappings, in huge pages if the system has them, spread over
 //! NUMA nodes.
+//!
+//! Only Linux gives huge pages to a program that asks. Windows has them for users with the right to lock pages, which an
+//! administrator gives, and takes their memory at once and for good; macOS has none on Apple silicon, whose pages have
+//! 16 KiB, a quarter of the entries that 4 KiB need.
 
 use std::io;
 use std::ops::Range;

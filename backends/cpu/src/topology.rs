@@ -1,13 +1,13 @@
 //! The CPUs that this process may use, with their cores, NUMA nodes and speed classes, as Linux
-//! reports them in `/sys` and `/proc`.
+//! reports them in `/sys` and `/proc`; `system_topology` has other systems.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::path::Path;
 use std::thread;
 
-use crate::cgroup;
 use crate::files::{MAX_CPUS, cpu_list, read_number, read_text};
+use crate::{cgroup, machine};
 
 /// One hardware thread that this process may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,7 +35,8 @@ pub(crate) struct Topology {
 
 impl Topology {
     pub(crate) fn of_this_machine() -> Topology {
-        Topology::read(Path::new("/")).unwrap_or_else(|| {
+        let read = || Topology::read(Path::new("/"));
+        machine::topology().or_else(read).unwrap_or_else(|| {
             // `available_parallelism` respects affinity and quotas if the system has them.
             Topology::uniform(thread::available_parallelism().map_or(1, usize::from))
         })

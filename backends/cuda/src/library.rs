@@ -40,6 +40,21 @@ pub(crate) struct Library {
 const NAMES: [&str; 2] =
     if cfg!(windows) { ["nvcuda.dll", "nvcuda"] } else { ["libcuda.so.1", "libcuda.so"] };
 
+/// Loads the driver's library. On Windows only from the system's folder, where drivers install it: by its bare name, a
+/// file beside the program or in the current folder would come first.
+fn load(name: &str) -> Option<File> {
+    #[cfg(windows)]
+    let file = {
+        use libloading::os::windows::{LOAD_LIBRARY_SEARCH_SYSTEM32, Library};
+        // SAFETY: loading a library runs its code; the library of this name in the system's folder is the driver.
+        unsafe { Library::load_with_flags(name, LOAD_LIBRARY_SEARCH_SYSTEM32) }.map(File::from)
+    };
+    #[cfg(not(windows))]
+    // SAFETY: as above for the system's folders.
+    let file = unsafe { File::new(name) };
+    file.ok()
+}
+
 fn find<F: Copy>(file: &'static File, name: &'static str) -> Result<Function<F>, LibraryError> {
     // SAFETY: the library is never unloaded; `F` is the type in `cuda.h`, with handles as pointers
     // and enums as integers, which have the same ABI.
@@ -52,9 +67,7 @@ impl Library {
     /// # Errors
     /// [`LibraryError`] with the cause.
     pub(crate) fn open() -> Result<Library, LibraryError> {
-        // SAFETY: loading a library runs its code; the library under these names in the system's
-        // folders is the driver.
-        let file = NAMES.iter().find_map(|name| unsafe { File::new(*name) }.ok());
+        let file = NAMES.iter().find_map(|name| load(name));
         let file =
             file.ok_or(LibraryError::Library { name: NAMES[0], package: "NVIDIA's driver" })?;
         // Never unloaded, because the driver's threads may still run its code.

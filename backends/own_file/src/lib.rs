@@ -1,4 +1,15 @@
-//! Reads files that the program keeps in a cache, where other users may have put files too.
+//! Reads files that the program keeps in a cache, where other users may have put files too; and what else the standard
+//! library does not say of files on every system.
+
+mod disk;
+mod identity;
+mod process;
+#[cfg(windows)]
+mod windows;
+
+pub use disk::free_bytes;
+pub use identity::{identity, identity_at};
+pub use process::is_dead;
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};

@@ -135,10 +135,11 @@ pub(crate) struct BenchArgs {
     pub(crate) check: bool,
     /// Memory to read when the bandwidth is measured, in MiB
     ///
-    /// Less than the processor's caches hold gives a bandwidth that is too high.
-    #[arg(long, value_name = "N", env = "THERMOCLINE_ARG_PROBE_SIZE", default_value_t = 1024)]
+    /// Less than the processor's caches hold gives a bandwidth that is too high. Default: 16 times the
+    /// last-level caches, 128 to 1024, and at most a quarter of the free memory.
+    #[arg(long, value_name = "N", env = "THERMOCLINE_ARG_PROBE_SIZE")]
     #[arg(value_parser = whole::<u64>(1..=1 << 20))]
-    pub(crate) probe_size: u64,
+    pub(crate) probe_size: Option<u64>,
     /// Write a timeline for ui.perfetto.dev or chrome://tracing
     ///
     /// Recording the timeline slows the run down.

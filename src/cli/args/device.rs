@@ -28,7 +28,7 @@ pub(crate) struct DeviceArgs {
     /// `bench` runs each value of a list in turn.
     #[arg(long, value_name = "N", env = "THERMOCLINE_ARG_MAIN_GPU", value_parser = parse::counts)]
     pub(crate) main_gpu: Vec<List<u32>>,
-    /// Hard limit on device memory: 8GiB, 8192MiB, 80%, or a number of GiB
+    /// Hard limit on device memory: 8GiB, 80%, or a number of GiB
     ///
     /// The limit includes the driver's own memory; -1 is the free memory minus a margin. One value
     /// applies to each device; colons separate one value per device: 2:4. `bench` runs each
@@ -37,11 +37,12 @@ pub(crate) struct DeviceArgs {
     #[arg(long, value_name = "SIZE", env = "THERMOCLINE_ARG_VRAM_BUDGET", value_parser = parse::budgets)]
     #[arg(value_delimiter = ',', allow_negative_numbers = true)]
     pub(crate) vram_budget: Vec<Budgets>,
-    /// Hard limit on host memory: 8GiB or 80%; weights beyond it stay on disk
+    /// Hard limit on host memory; weights beyond it stay on disk
     ///
-    /// A number is in GiB. The limit covers weights, KV cache and scratch; -1 is the free memory, within the container's
-    /// limit, minus a margin. Weights that do not fit are read from the file when they are needed,
-    /// past the system's page cache. `bench` runs each comma-separated value in turn.
+    /// 8GiB, 80%, or a number of GiB. The limit covers weights, KV cache and scratch; -1 is the
+    /// free memory, within the container's limit, minus a margin. Weights that do not fit are read
+    /// from the file when they are needed, past the system's page cache. `bench` runs each
+    /// comma-separated value in turn.
     #[arg(long, value_name = "SIZE", env = "THERMOCLINE_ARG_RAM_BUDGET", value_parser = parse::budget)]
     #[arg(value_delimiter = ',', allow_negative_numbers = true)]
     pub(crate) ram_budget: Vec<Budget>,

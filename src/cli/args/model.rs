@@ -100,7 +100,7 @@ pub(crate) struct PlacementArgs {
     #[arg(long, value_name = "NAME", env = "THERMOCLINE_ARG_FFN_ACTIVATION")]
     #[arg(value_parser = activation())]
     pub(crate) ffn_activation: Option<String>,
-    /// Which neurons to skip: exact, predicted, balanced, fast, off, or an error
+    /// Which neurons to skip: exact, predicted, balanced, fast, off, or 0.05
     ///
     /// exact skips only neurons that contribute zero. predicted computes the neurons that the
     /// file's own predictor selects (PowerInfer files have one); without a predictor it is exact.

@@ -9,7 +9,7 @@ use crate::cli::folders;
 use crate::cli::parse;
 use crate::cli::texts::read_text;
 use clap::Args;
-use clap::builder::TypedValueParser;
+use clap::builder::{NonEmptyStringValueParser, TypedValueParser};
 use hal::Bytes;
 use runtime::Options;
 use scheduler::Pooling;
@@ -57,7 +57,7 @@ pub(crate) struct ServeArgs {
     pub(crate) tags: Vec<String>,
     /// API keys, separated by commas; without one, every request is served
     #[arg(long, value_name = "KEY", env = "THERMOCLINE_API_KEY")]
-    #[arg(value_delimiter = ',')]
+    #[arg(value_delimiter = ',', value_parser = NonEmptyStringValueParser::new())]
     pub(crate) api_key: Vec<String>,
     /// Read API keys from a file, one per line
     #[arg(long, value_name = "FILE", env = "THERMOCLINE_ARG_API_KEY_FILE")]
@@ -81,6 +81,15 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "SECONDS", env = "THERMOCLINE_ARG_TIMEOUT", default_value = "600")]
     #[arg(value_parser = whole::<u32>(1..=86_400))]
     pub(crate) timeout: u32,
+    /// Seconds that open requests get after SIGTERM; the others then fail with 503
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        env = "THERMOCLINE_ARG_GRACE_PERIOD",
+        default_value = "10"
+    )]
+    #[arg(value_parser = whole::<u32>(0..=86_400))]
+    pub(crate) grace_period: u32,
     /// Largest body of a request: 16MiB
     #[arg(long, value_name = "SIZE", env = "THERMOCLINE_ARG_MAX_BODY", default_value = "16MiB")]
     #[arg(value_parser = parse::bytes)]
@@ -255,6 +264,7 @@ impl ServeArgs {
             limits: Limits {
                 max_body: usize::try_from(self.max_body.0).unwrap_or(usize::MAX),
                 timeout: Duration::from_secs(u64::from(self.timeout)),
+                grace_period: self.grace_period(),
                 ..Limits::default()
             },
             endpoints: Endpoints {
@@ -269,6 +279,11 @@ impl ServeArgs {
                 sink,
             },
         }
+    }
+
+    /// The time that open requests get to finish when the server stops.
+    pub(crate) fn grace_period(&self) -> Duration {
+        Duration::from_secs(u64::from(self.grace_period))
     }
 
     /// The default settings of requests.
@@ -361,6 +376,10 @@ mod tests {
         assert_eq!(args.resolve().unwrap().api_key, ["a", "b", "c"]);
         std::fs::write(&file, "\n").unwrap();
         assert!(parsed(&["--api-key-file", &file]).unwrap().resolve().is_err());
+        // An empty key, such as that of an empty secret, must not open the server.
+        for empty in ["", "a,", ","] {
+            assert!(parsed(&["--api-key", empty]).is_err(), "{empty:?}");
+        }
     }
 
     #[test]

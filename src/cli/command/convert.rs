@@ -194,8 +194,10 @@ impl From<Error> for Failure {
             && is_out_of_memory(file)
         {
             Failure::new(Exit::Memory, "not enough memory").caused_by(&error)
-        } else if is_os_error(&error) {
+        } else if is_output_error(&error) {
             Failure::new(Exit::Failed, "cannot create the output file").caused_by(&error)
+        } else if let Error::Io { .. } = error {
+            Failure::new(Exit::Failed, "cannot read the input files").caused_by(&error)
         } else {
             Failure::new(Exit::BadModel, "cannot use the input model").caused_by(&error)
         };
@@ -208,18 +210,18 @@ fn problem(error: &Error) -> Option<&Problem> {
     if let Error::Container(error) = error { Some(error.problem()) } else { None }
 }
 
-/// Whether the operating system caused the error, not the contents of a file.
-fn is_os_error(error: &Error) -> bool {
+/// Whether the system refused the output file.
+fn is_output_error(error: &Error) -> bool {
     let of_output = |problem: &Problem| {
         matches!(
             problem,
             Problem::Disk { .. }
                 | Problem::NotReplaceable { .. }
                 | Problem::ReadByThisRun
-                | Problem::Io { action: "write" | "create", .. }
+                | Problem::Io { action: "write" | "create" | "rename the finished file", .. }
         )
     };
-    matches!(error, Error::Io { .. }) || problem(error).is_some_and(of_output)
+    matches!(error, Error::Io { action: "write", .. }) || problem(error).is_some_and(of_output)
 }
 
 fn help(error: &Error) -> Option<String> {
@@ -277,6 +279,17 @@ mod tests {
     fn errors_have_exit_codes_and_help() {
         let exists = Failure::from(Error::Exists { file: "x.gguf".into() });
         assert_eq!((exists.exit.code(), exists.help.as_deref()), (2, Some("--force replaces it")));
+        for action in ["write", "rename the finished file"] {
+            let reason = std::io::ErrorKind::StorageFull.into();
+            let full = crate::gguf::Error::new("x.gguf", Problem::Io { action, reason });
+            let full = Failure::from(Error::Container(full));
+            let said = (full.exit, full.message.as_str());
+            assert_eq!(said, (Exit::Failed, "cannot create the output file"), "{action}");
+        }
+        let reason = std::io::ErrorKind::PermissionDenied.into();
+        let input = Failure::from(Error::Io { file: "x".into(), action: "read", reason });
+        let said = (input.exit, input.message.as_str());
+        assert_eq!(said, (Exit::Failed, "cannot read the input files"));
         let unknown = Error::Architecture {
             file: "c".into(),
             found: "LlamasForCausalLM".into(),

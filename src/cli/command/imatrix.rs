@@ -62,7 +62,7 @@ impl Job<'_> {
         let opened = runtime.open(self.args.model.model.as_deref())?.decoder()?;
         check_importance(&self.earlier, &opened.model)?;
         let chunks = self.chunks(text, &opened, &runtime)?;
-        let mut engine = load(&runtime, &opened, &chunks)?;
+        let mut engine = interrupt.exit_during_load(|| load(&runtime, &opened, &chunks))?;
         let bar = progress::counter(self.terminal, "collecting", 0..chunks.n_chunks(), "chunks");
         let what = Collection { output: self.args.process_output, perplexity: self.args.ppl };
         let mut collected = Collected::default();

@@ -24,9 +24,9 @@ const DEFAULT_CONTEXT: usize = 512;
 pub(crate) fn run(args: &PerplexityArgs, terminal: &Terminal) -> Result<(), Failure> {
     let text = args.text()?;
     let interrupt = Interrupt::install()?;
-    let job = Measurement::new(args, text, terminal)?;
+    let job = interrupt.exit_during_load(|| Measurement::new(args, text, &interrupt, terminal))?;
     let start = Instant::now();
-    let (result, chunks, stats) = job.measure(&interrupt)?;
+    let (result, chunks, stats) = job.measure()?;
     let report = Report {
         model: job.opened.model.file.name(),
         chunks,
@@ -49,6 +49,7 @@ struct Measurement<'a> {
     text: Option<String>,
     reference: Reference,
     terminal: &'a Terminal,
+    interrupt: &'a Interrupt,
     runtime: Runtime,
     placing: PlannerInputs,
     opened: Opened,
@@ -66,6 +67,7 @@ impl<'a> Measurement<'a> {
     fn new(
         args: &PerplexityArgs,
         text: Option<String>,
+        interrupt: &'a Interrupt,
         terminal: &'a Terminal,
     ) -> Result<Self, Failure> {
         let options = args.options();
@@ -77,11 +79,11 @@ impl<'a> Measurement<'a> {
         let bos = opened.tokenizer.bos().filter(|_| opened.tokenizer.adds_bos());
         let (reference, limit) = (args.reference(), args.chunks);
         let placing = runtime.placing(&opened.model);
-        Ok(Self { text, reference, terminal, runtime, placing, opened, bos, limit })
+        Ok(Self { text, reference, terminal, interrupt, runtime, placing, opened, bos, limit })
     }
 
-    fn measure(&self, interrupt: &Interrupt) -> Result<(Outcome, Chunks, StepStats), Failure> {
-        let flag = interrupt.flag();
+    fn measure(&self) -> Result<(Outcome, Chunks, StepStats), Failure> {
+        let flag = self.interrupt.flag();
         if let Reference::Read(path) = &self.reference {
             let n_vocab = self.opened.model.n_vocab();
             let mut reader = LogitsReader::open(path, n_vocab, self.bos, self.limit)?;
@@ -154,7 +156,8 @@ impl<'a> Measurement<'a> {
         let mut settings = self.runtime.settings(&self.opened.model, n_ctx);
         settings.sparsity = sparsity.unwrap_or(settings.sparsity);
         settings.placing = self.placing.clone();
-        Ok(self.runtime.load(&self.opened.model, settings)?)
+        let load = || self.runtime.load(&self.opened.model, settings);
+        Ok(self.interrupt.exit_during_load(load)?)
     }
 }
 

@@ -42,6 +42,7 @@ pub(crate) fn run(args: &ProfileArgs, terminal: &Terminal) -> Result<(), Failure
     let runtime = Runtime::new(args.model.options(), terminal.stoppable_observer(&interrupt))?;
     let opened = runtime.open(args.model.model.as_deref())?.decoder()?;
     let text = SourceText { text: text.as_deref(), why: "" };
+    let index = args.compare.as_deref().map(|path| index(path, &opened)).transpose()?;
     let (job, profile) = make(&args.source, text, &opened, &runtime, &interrupt, terminal)?;
     if let Some(path) = &args.plot {
         let name = Path::new(job.opened.model.file.name());
@@ -51,7 +52,6 @@ pub(crate) fn run(args: &ProfileArgs, terminal: &Terminal) -> Result<(), Failure
         write_file(path, &profile::svg(&profile, counts, &name, &origin(&cpu)))?;
         terminal.note(&format!("the plot is in '{}'", path.display()));
     }
-    let index = args.compare.as_deref().map(|path| job.index(path)).transpose()?;
     let mut out = Output::stdout();
     if args.json {
         out.line(&format!("{:#}", job.json(&profile, index.as_ref())))?
@@ -59,6 +59,12 @@ pub(crate) fn run(args: &ProfileArgs, terminal: &Terminal) -> Result<(), Failure
         out.write(job.text(&profile, index.as_ref()))?
     }
     out.flush()
+}
+
+/// PowerInfer's list of neurons for a GPU at `path`.
+fn index(path: &Path, opened: &Opened) -> Result<profile::GpuIndex, Failure> {
+    let file = gguf::File::open(path).map_err(profile::ImportError::from)?;
+    Ok(profile::gpu_index(&file, &opened.model.neurons())?)
 }
 
 /// Creates, completes or imports the profile of `opened`, and saves it.
@@ -200,13 +206,15 @@ impl ProfileJob<'_> {
             let (done, all) = (profile.n_tokens(), profile.n_wanted());
             self.terminal.note(&format!("resuming after {done} of {all} tokens"));
         }
-        let settings = EngineOptions {
-            n_ubatch: BATCH.min(text.n_ctx()),
-            sparsity: Sparsity::Exact,
-            placing: runtime.placing(model),
-            ..runtime.settings(model, text.n_ctx())
-        };
-        let mut engine = runtime.load(model, settings)?;
+        let mut engine = self.interrupt.exit_during_load(|| {
+            let settings = EngineOptions {
+                n_ubatch: BATCH.min(text.n_ctx()),
+                sparsity: Sparsity::Exact,
+                placing: runtime.placing(model),
+                ..runtime.settings(model, text.n_ctx())
+            };
+            runtime.load(model, settings)
+        })?;
         let mut gatherer = Gatherer::new(model).map_err(crate::engine::Error::from)?;
         let [first, end] = [profile.n_tokens(), profile.n_wanted()].map(|n| n as usize);
         let bar = progress::counter(self.terminal, "profiling", first..end, "tokens");
@@ -238,11 +246,6 @@ impl ProfileJob<'_> {
         profile::finish(model, &mut profile);
         self.save(&profile)?;
         Ok(profile)
-    }
-
-    fn index(&self, path: &Path) -> Result<profile::GpuIndex, Failure> {
-        let file = gguf::File::open(path).map_err(profile::ImportError::from)?;
-        Ok(profile::gpu_index(&file, &self.opened.model.neurons())?)
     }
 
     fn text(&self, profile: &Profile, index: Option<&profile::GpuIndex>) -> String {

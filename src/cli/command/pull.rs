@@ -4,11 +4,11 @@ use std::time::{Instant, SystemTime};
 
 use crate::cli::args::{HubArgs, ListArgs, PullArgs, RmArgs};
 use crate::cli::failure::{Exit, Failure};
+use crate::cli::interrupt::{SIGINT, SIGTERM};
 use crate::cli::models::{self, ExitOnSignal, Remote, open_hub, shown_size};
 use crate::cli::output::Output;
 use crate::cli::terminal::{Terminal, printable};
 use hub::{Hub, Wanted};
-use signal_hook::consts::{SIGINT, SIGTERM};
 
 /// Downloads models, and prints the path of each.
 ///

@@ -58,12 +58,14 @@ pub(super) fn load_model(
     let needs_speeds = !runtime.machine().others.is_empty();
     let measures = needs_speeds && runtime.known_speeds(&model).is_none();
     let bar = measures.then(|| progress::timer(terminal, "measuring the devices"));
-    let placing = runtime.placing(&model);
-    bar.inspect(ProgressBar::finish_and_clear);
-    // Plans several times, which takes a while with very many layers.
-    let n_ctx = interrupt.exit_during(|| (), || runtime.context(&model, &placing));
-    let settings = EngineOptions { placing, ..runtime.settings(&model, n_ctx) };
-    let engine = runtime.load(&model, settings)?;
+    // Measures, tests kernels, and plans several times, which takes a while with very many layers.
+    let (engine, n_ctx) = interrupt.exit_during_load(|| {
+        let placing = runtime.placing(&model);
+        bar.inspect(ProgressBar::finish_and_clear);
+        let n_ctx = runtime.context(&model, &placing);
+        let settings = EngineOptions { placing, ..runtime.settings(&model, n_ctx) };
+        Ok::<_, Failure>((runtime.load(&model, settings)?, n_ctx))
+    })?;
     let tokenizer = Arc::new(tokenizer);
     Ok(LoadedModel { model, tokenizer, n_ctx, engine, load: start.elapsed() })
 }

@@ -11,15 +11,14 @@ use crate::cli::failure::{Exit, Failure};
 use crate::cli::interrupt::Interrupt;
 use crate::cli::terminal::Terminal;
 use crate::engine::EngineOptions;
+use gguf::fault;
 use hal::Bytes;
 use runtime::{Opened, Runtime};
 use scheduler::{Pooling, SchedulerOptions};
-use serve::{Handle, LogSink, ServedModel, Server};
+use serve::{LogSink, ServedModel, Server};
 
 /// Interval between two checks for a signal.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
-/// Maximum time for writing idle sequences to the disk cache at shutdown.
-const MAX_SPILL_TIME: Duration = Duration::from_secs(10);
 
 /// Listens, loads the model, and serves until SIGTERM or Ctrl-C.
 ///
@@ -68,18 +67,13 @@ pub(crate) fn run(args: &ServeArgs, terminal: &Terminal) -> Result<(), Failure> 
     while !interrupt.is_set() && !serving.is_finished() {
         thread::sleep(POLL_INTERVAL);
     }
-    stop(&handle, &served, terminal);
+    terminal.note("stopping: open requests may finish; a second signal exits at once");
+    handle.stop();
+    served.stop(args.grace_period());
     match serving.join() {
         Ok(done) => Ok(done?),
         Err(_) => Err(Failure::new(Exit::Failed, "the server failed; please report it")),
     }
-}
-
-/// Shuts down: open requests may finish, then the scheduler stops.
-fn stop(handle: &Handle, served: &ServedModel, terminal: &Terminal) {
-    terminal.note("stopping: open requests may finish; a second signal exits at once");
-    handle.stop();
-    served.stop(MAX_SPILL_TIME);
 }
 
 /// Opens and loads the model, and starts the scheduler.
@@ -127,6 +121,7 @@ impl ExitOnSignal {
         let watch = move || {
             while !ended.load(Ordering::Acquire) {
                 if interrupt.is_set() {
+                    fault::remove_unfinished();
                     std::process::exit(0);
                 }
                 thread::sleep(POLL_INTERVAL);

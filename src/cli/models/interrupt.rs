@@ -2,8 +2,12 @@
 
 use crate::cli::failure::{Exit, Failure};
 use crate::cli::terminal::Terminal;
+#[cfg(windows)]
+use crate::cli::windows::{self, Watched};
+#[cfg(unix)]
 use signal_hook::{SigId, flag, low_level};
 use std::ffi::c_int;
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -17,23 +21,47 @@ const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// partial file.
 #[derive(Debug)]
 pub(crate) struct ExitOnSignal {
-    ids: Vec<SigId>,
+    _watched: Watched,
     is_over: Arc<AtomicBool>,
 }
 
+/// The signals that set a flag, until it is dropped.
+#[cfg(unix)]
+#[derive(Debug)]
+struct Watched(Vec<SigId>);
+
+#[cfg(unix)]
+impl Drop for Watched {
+    fn drop(&mut self) {
+        for id in self.0.drain(..) {
+            low_level::unregister(id);
+        }
+    }
+}
+
+#[cfg(unix)]
+fn watch(signals: &[c_int], pressed: &Arc<AtomicBool>) -> io::Result<Watched> {
+    let register = |signal: &c_int| flag::register(*signal, Arc::clone(pressed));
+    signals.iter().map(register).collect::<Result<_, _>>().map(Watched)
+}
+
+/// All events of the console count.
+#[cfg(windows)]
+fn watch(_signals: &[c_int], pressed: &Arc<AtomicBool>) -> io::Result<Watched> {
+    windows::watch(pressed, false)
+}
+
 impl ExitOnSignal {
-    /// Handles `signals`. After the value is dropped they are ignored until another handler is
+    /// Handles `signals`. After the value is dropped they are ignored on Unix until another handler is
     /// installed, because signal-hook does not restore the system's.
     ///
     /// # Errors
     /// The system refuses a handler or a thread.
     pub(crate) fn install(signals: &[c_int], terminal: &Terminal) -> Result<Self, Failure> {
         let (pressed, is_over) = (Arc::<AtomicBool>::default(), Arc::<AtomicBool>::default());
-        let register = |signal: &c_int| flag::register(*signal, Arc::clone(&pressed));
-        let ids = signals.iter().map(register).collect::<Result<_, _>>();
-        let ids =
-            ids.map_err(|e| Failure::new(Exit::Failed, "cannot handle Ctrl-C").caused_by(&e))?;
-        let guard = Self { ids, is_over: Arc::clone(&is_over) };
+        let _watched = watch(signals, &pressed)
+            .map_err(|e| Failure::new(Exit::Failed, "cannot handle Ctrl-C").caused_by(&e))?;
+        let guard = Self { _watched, is_over: Arc::clone(&is_over) };
         let terminal = terminal.clone();
         let watch = move || {
             while !is_over.load(Ordering::Relaxed) {
@@ -54,8 +82,5 @@ impl ExitOnSignal {
 impl Drop for ExitOnSignal {
     fn drop(&mut self) {
         self.is_over.store(true, Ordering::Relaxed);
-        for id in self.ids.drain(..) {
-            low_level::unregister(id);
-        }
     }
 }

@@ -13,12 +13,11 @@ pub(crate) use settings::open_hub;
 use super::args::{Command, HubArgs, is_url};
 use super::failure::Failure;
 use super::folders;
-use super::interrupt::Interrupt;
+use super::interrupt::{Interrupt, SIGINT};
 use super::terminal::Terminal;
 use clap::ArgMatches;
 use clap::parser::ValueSource;
 use hub::{Found, Hub, ModelName, Wanted};
-use signal_hook::consts::SIGINT;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 

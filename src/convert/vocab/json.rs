@@ -76,6 +76,11 @@ fn bpe(
         let part = |text: &str| text.replace(' ', "\u{120}");
         vocab.merges =
             merges.iter().map(|(left, right)| format!("{} {}", part(left), part(right))).collect();
+        if vocab.merges.is_empty() {
+            return Err(wrong(
+                "model.merges is empty: a GGUF file needs the merges of a BPE tokenizer",
+            ));
+        }
     }
     Ok(vocab)
 }

@@ -322,7 +322,7 @@ impl<T> Scratch<T> {
             x: f("x", &self.x)?,
             h: f("h", &self.h)?,
             y: f("y", &self.y)?,
-            handed: f("handed", &self.handed)?,
+            handed: f("hand_off_input", &self.handed)?,
             weights: maybe("weights", &self.weights, f)?,
             shared_weight: maybe("shared_weight", &self.shared_weight, f)?,
             by_role: self

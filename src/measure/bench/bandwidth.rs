@@ -6,13 +6,22 @@ use std::time::{Duration, Instant};
 
 use hal::Bytes;
 
-/// Default size of the buffer: larger than the caches of current processors.
-pub const PROBE_SIZE: Bytes = Bytes(1 << 30);
+/// Least and most bytes of the usual buffer.
+const USUAL_SIZES: [Bytes; 2] = [Bytes(128 << 20), Bytes(1 << 30)];
+/// The usual buffer by the size of the last-level caches, of which a pass keeps a part.
+const CACHES: u64 = 16;
 /// Maximum number of passes over the buffer, and the time after which two passes are enough.
 const PASSES: usize = 7;
 const TIME_LIMIT: Duration = Duration::from_millis(500);
 /// Number of independent sums: enough that additions do not delay the reads.
 const LANES: usize = 64;
+
+/// The usual size of the buffer on a machine whose last-level caches have `caches` bytes together.
+#[must_use]
+pub fn usual_probe_size(caches: Option<Bytes>) -> Bytes {
+    let [least, most] = USUAL_SIZES;
+    caches.map_or(most, |caches| Bytes(caches.0.saturating_mul(CACHES)).clamp(least, most))
+}
 
 /// Bytes to read: `wanted`, but at most a quarter of the `free` memory, if known.
 #[must_use]
@@ -93,9 +102,16 @@ mod tests {
     }
 
     #[test]
+    fn the_usual_buffer_follows_the_caches() {
+        let mib = |caches: Option<u64>| usual_probe_size(caches.map(|n| Bytes(n << 20))).0 >> 20;
+        assert_eq!([None, Some(384), Some(54), Some(2)].map(mib), [1024, 1024, 864, 128]);
+        assert_eq!(usual_probe_size(Some(Bytes::MAX)).0 >> 20, 1024);
+    }
+
+    #[test]
     fn little_memory_makes_a_small_buffer() {
-        assert_eq!(probe_size(PROBE_SIZE, None), PROBE_SIZE);
-        assert_eq!(probe_size(PROBE_SIZE, Some(Bytes(400))), Bytes(100));
+        assert_eq!(probe_size(Bytes(1 << 30), None), Bytes(1 << 30));
+        assert_eq!(probe_size(Bytes(1 << 30), Some(Bytes(400))), Bytes(100));
         assert_eq!(probe_size(Bytes(70), Some(Bytes(1 << 40))), Bytes(70));
     }
 }

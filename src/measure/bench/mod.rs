@@ -12,7 +12,7 @@ mod speed;
 mod text;
 mod traffic;
 
-pub use bandwidth::{PROBE_SIZE, probe_size, read_bandwidth};
+pub use bandwidth::{probe_size, read_bandwidth, usual_probe_size};
 pub use check::{Difference, N_REPEATED, difference, logits, rounding_bound};
 pub use measure::{Measurement, Settings, Test, mean, measure, standard_deviation};
 pub use speed::{Shape, dense_from, round_to_two_digits, speed};

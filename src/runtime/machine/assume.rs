@@ -1,12 +1,14 @@
 //! The CPU and devices that `--assume` describes.
 
 use hal::{Bytes, MemoryReport};
+use model::Model;
 
 use super::{Machine, Result};
 use crate::assumed_device::{AssumedDevice, AssumedHost, AssumedSpeed};
 use crate::choice::{budget, check_budget_count, choose, device_full};
 use crate::devices::Candidate;
 use crate::error::DeviceError;
+use crate::memory::memory_for;
 use crate::notice::{Notice, SharedObserver};
 use crate::options::{DeviceOptions, Options};
 
@@ -86,6 +88,14 @@ impl Machine {
     pub fn is_measured(&self) -> bool {
         self.host_assumed.is_none_or(|host| host.speed.is_none())
             || self.others.iter().any(|other| other.assumed.is_none())
+    }
+
+    /// Memory for a run of `model`: assumed, or as [`memory_for`].
+    pub(crate) fn memory_for(&self, model: &Model, more: Bytes) -> MemoryReport {
+        match self.host_assumed.and_then(|host| host.memory) {
+            Some(memory) => MemoryReport { free: Some(memory), total: Some(memory) },
+            None => memory_for(model, more),
+        }
     }
 
     /// Memory of the machine: assumed, or what the system reports.

@@ -25,6 +25,8 @@ pub(crate) use tls::Tls;
 
 /// Time limit for receiving a request's headers, and for a TLS handshake.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(30);
+/// Time after the grace period for the errors of requests that did not finish.
+const ERROR_TIME: Duration = Duration::from_secs(2);
 /// Pause after a failed `accept`, for example without free file descriptors.
 const RETRY_DELAY: Duration = Duration::from_millis(50);
 
@@ -88,6 +90,7 @@ pub(crate) async fn serve(
     stop: watch::Receiver<bool>,
 ) -> io::Result<()> {
     let limits = &config.limits;
+    let grace = limits.grace_period + ERROR_TIME;
     let server = Server {
         router,
         tls,
@@ -96,9 +99,9 @@ pub(crate) async fn serve(
         connections: JoinSet::new(),
     };
     match listener {
-        Listener::Tcp(listeners) => tcp::serve(listeners, server, limits.grace_period).await,
+        Listener::Tcp(listeners) => tcp::serve(listeners, server, grace).await,
         #[cfg(unix)]
-        Listener::Unix(bound) => bound.serve(server, limits.grace_period).await,
+        Listener::Unix(bound) => bound.serve(server, grace).await,
     }
 }
 

@@ -105,6 +105,9 @@ fn slot_error(error: &SlotError) -> ApiError {
         }
         SlotError::Busy { .. } => ApiError::unavailable(error.to_string()),
         SlotError::NoRoom { .. } | SlotError::Stopped => ApiError::unavailable(error.to_string()),
+        SlotError::Engine(engine) if crate::job::lacks_memory(engine) => {
+            ApiError::unavailable(error.to_string())
+        }
         // The file is damaged or belongs to another model.
         SlotError::Engine(_) => ApiError::field("filename", format!("cannot be used: {error}")),
         SlotError::Empty { .. } | SlotError::File { .. } | _ => {

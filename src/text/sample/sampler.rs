@@ -1,5 +1,6 @@
 //! The sampling chain.
 
+use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 
 use super::adaptive::AdaptiveP;
@@ -61,7 +62,7 @@ impl Sampler {
         breakers: Breakers,
     ) -> Result<Self, Error> {
         config.check(n_vocab)?;
-        let seed = config.seed.unwrap_or_else(rand::random);
+        let seed = config.seed.unwrap_or_else(random_seed);
         Ok(Self {
             history: History::new(config.repeat_last_n),
             breakers: Arc::new(breakers),
@@ -219,6 +220,11 @@ impl Sampler {
             Stage::AdaptiveP => {}
         }
     }
+}
+
+/// A seed from the standard library's keys, which the system need not have a call for.
+fn random_seed() -> u32 {
+    RandomState::new().hash_one(()) as u32
 }
 
 /// The generator of a seed. Streams of a seed are independent.

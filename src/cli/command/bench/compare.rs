@@ -118,7 +118,7 @@ impl<'a> Comparison<'a> {
         // Without a device, where layers are placed makes no difference.
         let placed = (devices.constraints, devices.experts_on_cpu, devices.main);
         let constraints = (!limits.is_empty()).then_some(placed);
-        let others = format!("{others:?} {constraints:?}");
+        let others = format!("{others:?} {constraints:?} {:?}", devices.ram_budget);
         let backend = if limits.is_empty() { Some("cpu") } else { devices.backend };
         let is_new = self.measured.insert((backend, others, limits));
         if !is_new && limits_text.is_empty() && !std::mem::replace(&mut self.noted_repeat, true) {

@@ -7,7 +7,7 @@ use crate::engine::Engine;
 use crate::model::Model;
 use crate::placement::{CPU, PlacementPolicy};
 use hal::{Bytes, Device};
-use runtime::{Computation, DeviceOptions, Machine, Processor, TensorOverride};
+use runtime::{Budget, Computation, DeviceOptions, Machine, Processor, TensorOverride};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -70,7 +70,7 @@ pub(super) struct DeviceFacts {
     /// Sum of the memory budgets of all available devices, including the drivers' reserve; `None`
     /// without a limit.
     pub(super) budget: Option<Bytes>,
-    /// The budget of each device, as text.
+    /// The budget of each device, and of the CPU if one was asked for, as text.
     pub(super) budgets: Option<String>,
     /// Peak memory per device, including the driver's reserve.
     pub(super) used: Vec<Bytes>,
@@ -99,6 +99,17 @@ fn overrides_text(overrides: &[TensorOverride]) -> String {
     }
 }
 
+/// The memory budgets as text: those of devices, and that of the CPU if one was asked for.
+fn budgets(machine: &Machine, ram: Budget) -> Option<String> {
+    let ram = match ram {
+        Budget::Auto => None,
+        Budget::Bytes(bytes) => Some(format!("RAM {}", Bytes(bytes))),
+        Budget::Share(share) => Some(format!("RAM {share}")),
+    };
+    let all: Vec<String> = machine.budgets().into_iter().chain(ram).collect();
+    (!all.is_empty()).then(|| all.join(", "))
+}
+
 impl DeviceFacts {
     fn new(engine: &Engine, machine: &Machine, wanted: &DeviceOptions) -> Self {
         let used = |number: usize| {
@@ -119,7 +130,7 @@ impl DeviceFacts {
             names: devices.iter().copied().map(name).collect(),
             empty: empty.into_iter().map(|(_, device)| name(device)).collect(),
             budget: machine.budget(),
-            budgets: machine.budgets(),
+            budgets: budgets(machine, wanted.ram_budget),
             used: taken,
             n_layers,
             hot_fraction: engine.forecast().filter(|_| n_layers > 0).map(|f| f.off_cpu),

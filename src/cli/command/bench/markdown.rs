@@ -6,7 +6,7 @@ use crate::cli::args::{BenchSetup, policy_name};
 use crate::cli::parse::values;
 use crate::placement::PlacementPolicy;
 use hal::format::Format;
-use runtime::{DeviceOptions, Sparsity};
+use runtime::{Budget, DeviceOptions, Sparsity};
 use std::num::NonZeroU32;
 
 /// Bytes per token that a processor's caches may hold.
@@ -40,8 +40,11 @@ impl Columns {
             values.iter().all(|value| value == default)
         }
         let size = |n: u32| NonZeroU32::new(n).unwrap_or(NonZeroU32::MIN);
-        let devices =
-            |options: &DeviceOptions| options.named.is_some() || !options.budgets.is_empty();
+        let devices = |options: &DeviceOptions| {
+            options.named.is_some()
+                || !options.budgets.is_empty()
+                || options.ram_budget != Budget::Auto
+        };
         let devices = setup.device_options.len() > 1 || setup.device_options.iter().any(devices);
         let mut columns = vec![
             left("model", 30, |row| row.facts.model_type.clone()),
@@ -142,7 +145,7 @@ fn bandwidth(row: &Row<'_>) -> String {
 /// Columns that compare backends and budgets.
 fn device_columns(check: bool) -> Vec<Column> {
     let mut columns = vec![
-        right("budget", 10, |row| row.facts.devices.budgets.clone().unwrap_or_default()),
+        right("budget", 12, |row| row.facts.devices.budgets.clone().unwrap_or_default()),
         left("memory by device", 34, |row| {
             let bytes = row.facts.device_bytes(row.ram_used).into_iter();
             bytes.map(|(name, bytes)| format!("{name} {bytes}")).collect::<Vec<_>>().join(", ")

@@ -246,16 +246,7 @@ impl Bench<'_> {
         if std::mem::take(&mut self.is_new_model) {
             runtime.note_unused_overrides(&opened.model);
         }
-        let placing = runtime.placing(&opened.model);
-        let settings = EngineOptions { placing, n_seq, ..runtime.settings(&opened.model, n_ctx) };
-        let free = machine.cpu.memory().ok().and_then(|memory| memory.free);
-        let bandwidth = *self
-            .bandwidths
-            .entry(n_threads)
-            .or_insert_with(|| read_bandwidth(self.setup, n_threads, free, self.terminal));
-        let begin = Instant::now();
-        let mut engine = runtime.load(&opened.model, settings)?;
-        let load = begin.elapsed();
+        let (mut engine, bandwidth, load) = self.load(&runtime, opened, n_ctx, n_seq)?;
         let computation = &runtime.options().computation;
         let facts = Facts::new(&engine, machine, self.setup, computation, combination);
         let mut facts = Facts { n_threads, bandwidth, load, ..facts };
@@ -290,6 +281,32 @@ impl Bench<'_> {
         let ram = ram_used(&engine);
         self.comparison.plot.add_memory(&label, &facts, ram);
         Ok(())
+    }
+
+    /// The engine, the memory bandwidth, and how long loading took. Until the first test begins, no
+    /// output has begun, so Ctrl-C ends the process.
+    fn load(
+        &mut self,
+        runtime: &Runtime,
+        opened: &Opened,
+        n_ctx: usize,
+        n_seq: usize,
+    ) -> Result<(Engine, Option<f64>, Duration), Failure> {
+        let (interrupt, is_first) = (self.interrupt.clone(), self.n_begun == 0);
+        let mut load = || {
+            let placing = runtime.placing(&opened.model);
+            let settings =
+                EngineOptions { placing, n_seq, ..runtime.settings(&opened.model, n_ctx) };
+            let machine = runtime.machine();
+            let (free, n_threads) =
+                (machine.cpu.memory().ok().and_then(|memory| memory.free), machine.n_threads);
+            let measure = || read_bandwidth(self.setup, n_threads, free, self.terminal);
+            let bandwidth = *self.bandwidths.entry(n_threads).or_insert_with(measure);
+            let begin = Instant::now();
+            let engine = runtime.load(&opened.model, settings)?;
+            Ok((engine, bandwidth, begin.elapsed()))
+        };
+        if is_first { interrupt.exit_during_load(load) } else { load() }
     }
 
     fn run_test(
@@ -381,9 +398,16 @@ fn read_bandwidth(
     free: Option<Bytes>,
     terminal: &Terminal,
 ) -> Option<f64> {
+    let usual = || bench::usual_probe_size(devices::last_level_cache().map(Bytes));
+    let wanted = setup.args.probe_size.map_or_else(usual, |mib| Bytes(mib << 20));
+    let size = bench::probe_size(wanted, free);
+    if size < wanted {
+        terminal.note(&format!(
+            "only {size} are read to measure the memory bandwidth, a quarter of the free memory, in place of {wanted}; the processor's caches may make it too high"
+        ));
+    }
     let bar = progress::timer(terminal, "measuring the memory bandwidth");
-    let wanted = Bytes(setup.args.probe_size << 20);
-    let measured = bench::read_bandwidth(n_threads, bench::probe_size(wanted, free));
+    let measured = bench::read_bandwidth(n_threads, size);
     bar.finish_and_clear();
     measured
 }

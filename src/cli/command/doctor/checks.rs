@@ -112,12 +112,20 @@ fn folder(cache: Option<&Path>) -> Check {
             "no cache folder is known, so speeds and profiles are lost: set HOME".to_owned(),
         );
     };
-    let shown = path.display();
+    let shown = without_names(path, std::env::home_dir().as_deref());
     match write(path) {
         Ok(()) => Check::ok(format!("the cache folder {shown} is writable")),
         Err(error) => Check::problem(format!(
             "the cache folder {shown} cannot be written ({error}): set XDG_CACHE_HOME to another"
         )),
+    }
+}
+
+/// The path without the names of users and folders, since others read reports.
+fn without_names(path: &Path, home: Option<&Path>) -> String {
+    match home.and_then(|home| path.strip_prefix(home).ok()) {
+        Some(rest) => format!("~/{}", rest.display()),
+        None => "of XDG_CACHE_HOME".to_owned(),
     }
 }
 
@@ -172,6 +180,15 @@ fn huge_pages(states: &str) -> Check {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn folders_are_shown_without_names() {
+        let home = Some(Path::new("/home/ann"));
+        let shown = |path: &str| without_names(Path::new(path), home);
+        assert_eq!(shown("/home/ann/.cache/thermocline"), "~/.cache/thermocline");
+        assert_eq!(shown("/data/ann/thermocline"), "of XDG_CACHE_HOME");
+        assert_eq!(without_names(Path::new("/home/ann/x"), None), "of XDG_CACHE_HOME");
+    }
 
     #[test]
     fn settings_that_cost_speed_are_problems() {

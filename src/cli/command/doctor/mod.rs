@@ -165,8 +165,14 @@ fn cpu_report(options: CpuOptions, n_threads: usize, terminal: &Terminal) -> Dev
     let mut report =
         device_report("CPU", &backend.info().description, n_threads, &backend, terminal);
     let bar = progress::timer(terminal, "measuring the memory bandwidth");
-    report.read =
-        bench::read_bandwidth(n_threads, bench::probe_size(bench::PROBE_SIZE, report.memory.free));
+    let usual = bench::usual_probe_size(devices::last_level_cache().map(Bytes));
+    let size = bench::probe_size(usual, report.memory.free);
+    report.read = bench::read_bandwidth(n_threads, size);
+    if size < usual {
+        report.remarks.push(format!(
+            "the memory bandwidth was measured with {size}, a quarter of the free memory, in place of {usual}: the processor's caches may make it too high"
+        ));
+    }
     bar.finish_and_clear();
     if let (Some(read), Ok(speed)) = (report.read, &report.speed)
         && speed.dense < 0.5 * read * 1e9

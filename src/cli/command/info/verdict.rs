@@ -159,7 +159,7 @@ fn planned_run(runtime: &Runtime, model: &Model) -> Result<PlannedRun, Failure> 
     let machine = runtime.machine();
     let forecast = forecast(model, &machine.devices(), &settings);
     let need = runtime.need(model, &settings, &forecast);
-    let memory = machine.cpu.memory().unwrap_or_default();
+    let memory = runtime::memory_for(model, hal::Bytes(0));
     let computation = &runtime.options().computation;
     need.check(memory, n_ctx, computation, runtime.observer().as_ref())?;
     Ok(PlannedRun {

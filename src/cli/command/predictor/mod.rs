@@ -21,6 +21,7 @@ use crate::predictor::{
     PredictorRun, Settings, SplitObservations, Stage,
 };
 use crate::tokenizer::Tokenizer;
+use hal::Bytes;
 use hal::format::Format;
 use indicatif::ProgressBar;
 use runtime::{Opened, Runtime};
@@ -202,7 +203,8 @@ impl TrainingJob<'_> {
         let parts = (computed.fold(0.0, f64::max) * density) as usize
             * size_of::<predictor::Contribution>();
         let each = windows.n_tokens() * (hyper.n_embd * size_of::<f32>() + parts);
-        let at_once = (MAX_RECORDED / each.max(1)).max(1);
+        let free = self.runtime.machine().cpu.memory().ok().and_then(|memory| memory.free);
+        let at_once = layers_at_once(windows.n_tokens(), each, free)?;
         let (start, begun) = (Instant::now(), maker.layers().len());
         while maker.layers().len() < hyper.n_layer {
             let first = maker.layers().len();
@@ -230,7 +232,7 @@ impl TrainingJob<'_> {
     fn dense(&self, n_ctx: usize) -> Result<Engine, Failure> {
         let sparsity = if self.model.is_exactly_sparse() { Sparsity::Exact } else { Sparsity::Off };
         let options = EngineOptions { sparsity, ..self.settings(n_ctx) };
-        Ok(self.runtime.load(self.model, options)?)
+        Ok(self.interrupt.exit_during_load(|| self.runtime.load(self.model, options))?)
     }
 
     fn settings(&self, n_ctx: usize) -> EngineOptions {
@@ -367,8 +369,53 @@ impl TrainingJob<'_> {
     }
 }
 
+/// Layers whose activations are recorded in one pass over `n_tokens` tokens: `each` bytes per layer,
+/// at most half of the `free` memory.
+///
+/// # Errors
+/// One layer takes more.
+fn layers_at_once(n_tokens: usize, each: usize, free: Option<Bytes>) -> Result<usize, Failure> {
+    let each = each.max(1);
+    let most = free.map_or(usize::MAX, |free| usize::try_from(free.0 / 2).unwrap_or(usize::MAX));
+    if each > most {
+        let (wanted, half) = (Bytes(each as u64), Bytes(most as u64));
+        let message = format!(
+            "recording {n_tokens} tokens in one layer takes {wanted} of memory, but only {half}, half of the free memory, may be used"
+        );
+        let fitting = (most as f64 / each as f64 * n_tokens as f64) as usize;
+        let failure = Failure::new(Exit::Memory, message);
+        return Err(match fitting {
+            0..1024 => failure.help("free some memory, or raise the limit of this process"),
+            _ => failure.help(format!("use fewer tokens, such as --tokens {fitting}")),
+        });
+    }
+    Ok((MAX_RECORDED.min(most) / each).max(1))
+}
+
 /// The result of training a layer.
 enum MadeLayer {
     Predictor(LayerPredictor),
     Thresholds(LayerThresholds),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn recorded_layers_fit_into_half_of_the_free_memory() {
+        let n = |each, free: Option<u64>| layers_at_once(4096, each, free.map(Bytes));
+        assert_eq!(n(1 << 28, None), Ok(8));
+        assert_eq!(n(1 << 32, None), Ok(1), "one layer is the least");
+        assert_eq!(n(1 << 28, Some(1 << 30)), Ok(2));
+        let failure = n(1 << 30, Some(1 << 30)).unwrap_err();
+        assert_eq!(failure.exit, Exit::Memory);
+        assert!(
+            failure.message.contains("takes 1.00 GiB of memory, but only 512.00 MiB"),
+            "{failure}"
+        );
+        assert_eq!(failure.help.unwrap(), "use fewer tokens, such as --tokens 2048");
+        let little = n(1 << 30, Some(1 << 20)).unwrap_err();
+        assert!(little.help.unwrap().starts_with("free some memory"));
+    }
 }
