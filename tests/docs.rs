@@ -15,6 +15,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Names of files that commands in the documentation use, and their contents.
+#[cfg(unix)]
 const FIXTURES: &str = "model.gguf and instruct.gguf: the built-in model; text.txt: a part of its held-out text; HF_DIR: a tiny checkpoint; config.json: the shape of a model of 1.2 billion parameters";
 
 /// Flags of other programs that the pages name.

@@ -444,6 +444,8 @@ const DRIVERS: &str = if cfg!(target_os = "linux") {
 
 const CUDA_DRIVER: &str = if cfg!(target_os = "linux") {
     "an NVIDIA card needs NVIDIA's driver, 525 or newer, which includes libcuda.so.1: nvidia-driver (Debian), ubuntu-drivers install (Ubuntu), akmod-nvidia and xorg-x11-drv-nvidia-cuda (Fedora, RPM Fusion), nvidia-utils (Arch); start a container with --gpus all; `nvidia-smi` lists the devices that the driver finds; the CUDA toolkit is not needed"
+} else if cfg!(target_os = "macos") {
+    "NVIDIA has no driver for macOS; Metal runs on the GPUs of Macs"
 } else {
     "an NVIDIA card needs NVIDIA's driver, 525 or newer; the CUDA toolkit is not needed"
 };

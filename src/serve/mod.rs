@@ -41,6 +41,7 @@ mod thermocline;
 mod tools;
 
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 pub use config::{
@@ -50,6 +51,9 @@ pub use served::ServedModel;
 
 use listen::{Listener, Tls};
 use state::{App, State};
+
+/// Threads for [`limits::blocking`]. They wait for templates, tokenizers and slot files, not for models.
+const MAX_BLOCKING_THREADS: usize = 64;
 
 /// Why a server cannot start or run.
 #[derive(Debug, thiserror::Error)]
@@ -131,15 +135,7 @@ impl Server {
     /// # Errors
     /// [`Error::Serve`].
     pub fn run(self) -> Result<(), Error> {
-        // Two threads are enough, because the model runs on its own threads. tokio panics if the
-        // system refuses one; this thread alone serves too.
-        let mut runtime = if can_start_threads(4) {
-            tokio::runtime::Builder::new_multi_thread()
-        } else {
-            tokio::runtime::Builder::new_current_thread()
-        };
-        let runtime = runtime.worker_threads(2).thread_name("http").enable_all().build();
-        let runtime = runtime.map_err(Error::Serve)?;
+        let runtime = runtime().map_err(Error::Serve)?;
         let Server { app, listener, tls } = self;
         let router = router::router(Arc::clone(&app));
         let serve = listen::serve(listener, tls, router, &app.config, app.stop.subscribe());
@@ -180,18 +176,18 @@ impl Handle {
     }
 }
 
-/// Whether the system starts `n` more threads.
-fn can_start_threads(n: usize) -> bool {
-    let (hold, held) = std::sync::mpsc::channel::<()>();
-    let held = Arc::new(std::sync::Mutex::new(held));
-    let start = |_| {
-        let held = Arc::clone(&held);
-        let wait = move || drop(held.lock().map(|held| held.recv()));
-        std::thread::Builder::new().spawn(wait).ok()
-    };
-    let threads: Vec<_> = (0..n).map_while(start).collect();
-    drop(hold);
-    let n_started = threads.len();
-    threads.into_iter().for_each(|thread| drop(thread.join()));
-    n_started == n
+/// The runtime of the HTTP server. The thread that calls it answers, which is enough, because the
+/// model and [`limits::blocking`] have threads of their own.
+///
+/// tokio panics if the system refuses the first thread for blocking tasks, so that one starts here
+/// and stays. If the system refuses further ones, the tasks wait for those that it has started.
+fn runtime() -> io::Result<tokio::runtime::Runtime> {
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    builder.enable_all().thread_name("http").max_blocking_threads(MAX_BLOCKING_THREADS);
+    let runtime = builder.thread_keep_alive(std::time::Duration::MAX).build()?;
+    // The standard library reports as an error what tokio panics at.
+    drop(std::thread::Builder::new().spawn(|| ())?.join());
+    let first = AssertUnwindSafe(|| drop(runtime.spawn_blocking(|| ())));
+    catch_unwind(first).map_err(|_| io::Error::from(io::ErrorKind::WouldBlock))?;
+    Ok(runtime)
 }

@@ -1,8 +1,7 @@
 //! Conversations whose standard input is closed or a pipe.
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::Write;
 use std::process::{Command, Output, Stdio};
-use std::time::Duration;
 
 use thermocline::gguf::{Array, Strings, Value};
 
@@ -386,6 +385,8 @@ fn a_shift_within_an_answer_keeps_the_system_message() {
 #[test]
 #[cfg(unix)]
 fn ctrl_c_while_the_next_line_is_awaited_exits_as_interrupted() {
+    use std::io::{BufRead, BufReader};
+
     let mut command = Command::new(env!("CARGO_BIN_EXE_thermocline"));
     command.env_clear().args(SHORT).stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut child = command.stderr(Stdio::null()).spawn().unwrap();
@@ -394,7 +395,7 @@ fn ctrl_c_while_the_next_line_is_awaited_exits_as_interrupted() {
     let mut line = String::new();
     BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
     assert!(line.trim().len() > 10, "{line:?}");
-    std::thread::sleep(Duration::from_secs(1));
+    std::thread::sleep(std::time::Duration::from_secs(1));
     let id = child.id().to_string();
     assert!(Command::new("kill").args(["-INT", &id]).status().unwrap().success());
     assert_eq!(child.wait().unwrap().code(), Some(130));

@@ -1,4 +1,5 @@
 //! Runs the command lines in `posted.txt`, which says what happens to each.
+#![cfg(unix)]
 
 use std::path::Path;
 
@@ -38,7 +39,6 @@ impl Expected<'_> {
 }
 
 #[test]
-#[cfg(unix)]
 fn posted_lines_do_what_the_list_says() {
     let (folder, story, chat) = models();
     let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();

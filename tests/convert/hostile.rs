@@ -211,7 +211,7 @@ fn mutate_many(rounds: u64) {
         // The archive is valid here; only the opcodes in it are changed or random.
         let mut opcodes = make::pickle(&weights[..2], &[]);
         if seed % 2 == 0 {
-            opcodes = (0..rng.random_range(0..64)).map(|_| rng.random()).collect();
+            opcodes = (0..rng.random_range(0..64)).map(|_| rng.random::<u8>()).collect();
             opcodes.push(b'.');
         }
         mutate(&mut opcodes, &mut rng);

@@ -96,6 +96,7 @@ fn broken_servers_are_reported() {
 }
 
 /// Times from the first new data to each of ten interrupts.
+#[cfg(unix)]
 fn random_delays() -> [Duration; 10] {
     let mut random = ChaCha8Rng::seed_from_u64(rand::random());
     std::array::from_fn(|_| Duration::from_micros(random.random_range(0..40_000)))

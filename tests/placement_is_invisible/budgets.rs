@@ -278,3 +278,27 @@ fn activation_frequencies_decide_the_placement() {
         }
     });
 }
+
+/// Everything that a step copies between devices has its memory before the first step.
+#[test]
+fn steps_of_all_families_need_no_more_memory_than_loading() {
+    within(LIMIT, || {
+        for (name, model) in crate::families::all_models() {
+            let sims =
+                [1, 2].map(|n| sim_device(n, Bytes::MAX, Duration::ZERO..Duration::ZERO, 3).1);
+            let mut layers: Vec<LayerPlacement> = Vec::new();
+            for (i, layer) in model.layers.iter().enumerate() {
+                let source = layer.frame.mixer.kv_source();
+                layers.push(LayerPlacement::whole(source.map_or(i % 3, |at| layers[at].home)));
+            }
+            let placement = Placement { embed: 2, head: 1, layers };
+            let devices = [cpu_device(2)].into_iter().chain(sims.iter().cloned()).collect();
+            let options = EngineOptions { n_ctx: 48, ..options() };
+            let mut engine = load_with(&model, devices, options, Some(placement));
+            let used = || sims.each_ref().map(|device| device.ledger().used());
+            let loaded = used();
+            logits(&mut engine, &[16, 1]);
+            assert_eq!(used(), loaded, "{name}");
+        }
+    });
+}

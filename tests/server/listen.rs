@@ -5,7 +5,7 @@ use std::net::TcpStream;
 use std::path::Path;
 use std::sync::Arc;
 
-use ::serve::{Address, Config, Server, TlsFiles};
+use ::serve::{Config, Server, TlsFiles};
 use serde_json::json;
 use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
@@ -63,6 +63,7 @@ fn files_that_are_not_pem_are_named() {
 #[test]
 #[cfg(unix)]
 fn a_unix_socket_is_served_and_removed() {
+    use ::serve::Address;
     use std::os::unix::net::{UnixListener, UnixStream};
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("serve.sock");

@@ -219,6 +219,8 @@ fn slots_are_saved_restored_and_erased() {
     let saved = client.post("/slots/1?action=save", &name).json();
     assert_eq!(saved["n_saved"], n, "{saved}");
     assert!(folder.path().join("cat.bin").exists());
+    std::fs::create_dir(folder.path().join("folder")).unwrap();
+    client.post("/slots/1?action=save", &json!({ "filename": "folder" })).error(500);
     let erased = client.post("/slots/1?action=erase", &json!({})).json();
     assert_eq!(erased["n_erased"], n);
     let again = client.post("/completion", &ask(json!({ "cache_prompt": false }))).json();
@@ -228,7 +230,7 @@ fn slots_are_saved_restored_and_erased() {
     let answer = client.post("/completion", &body).json();
     assert_eq!(answer["content"], first["content"]);
     assert_eq!(answer["timings"]["prompt_n"], 1, "only the last token is computed");
-    for bad in ["../x", "a/b", ".hidden", ""] {
+    for bad in ["../x", "a/b", ".hidden", "", &"n".repeat(300)] {
         client.post("/slots/0?action=save", &json!({ "filename": bad })).error(400);
     }
     client.post("/slots/0?action=restore", &json!({ "filename": "gone" })).error(404);

@@ -6,7 +6,7 @@ use hal::{Batch, Device, Operand, Queue, Tensor, TensorDesc};
 use super::lists::RowLists;
 use crate::error::Result;
 use crate::ops::scratch::Scratch;
-use crate::size::scratch::{ScratchShape, counts_union, n_counters, row_counts, union_bytes};
+use crate::size::scratch::{ScratchShape, counts_union, row_counts, union_bytes};
 
 /// The data of one device in use.
 #[derive(Debug)]
@@ -55,11 +55,7 @@ impl Lane {
         let mut active = Vec::new();
         for &n in buckets {
             active.push(device.alloc("active", shape.active(n))?);
-            queue.reserve(4 * n * shape.n_embd)?;
-            queue.reserve(4 * n * shape.n_inputs)?;
-            queue.reserve(4 * n * shape.n_ngram)?;
-            queue.reserve(4 * n * n_counters(shape.n_layer))?;
-            queue.reserve(4 * n * shape.n_expert)?;
+            shape.copied().try_for_each(|n_values| queue.reserve(4 * n * n_values))?;
         }
         queue.reserve(4 * shape.batch.n_words())?;
         let lists = shape.lists.as_ref();

@@ -123,11 +123,18 @@ impl ScratchShape {
         Bytes(4 * (hits.n_cols * (1 + vectors)) as u64)
     }
 
-    /// Bytes of staging for the residual, the per-layer embeddings, those of n-grams, the counters and
-    /// the router's weights in programs of `n` tokens.
+    /// Numbers of values per token in the copies of a step to and from a device: the residual, the
+    /// per-layer embeddings, those of n-grams, the counters, the router's weights, and what layers
+    /// pass on beside the residual.
+    pub(crate) fn copied(&self) -> impl Iterator<Item = usize> {
+        let always =
+            [self.n_embd, self.n_inputs, self.n_ngram, n_counters(self.n_layer), self.n_expert];
+        always.into_iter().chain(self.body.passed_on().map(|desc| desc.n_cols))
+    }
+
+    /// Bytes of staging for the copies of a step in programs of `n` tokens.
     fn staging(&self, n: usize) -> usize {
-        let embeddings = self.n_embd + self.n_inputs + self.n_ngram;
-        4 * n * (embeddings + n_counters(self.n_layer) + self.n_expert)
+        self.copied().map(|n_values| 4 * n * n_values).sum()
     }
 }
 

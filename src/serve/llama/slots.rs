@@ -110,8 +110,10 @@ fn slot_error(error: &SlotError) -> ApiError {
         }
         // The file is damaged or belongs to another model.
         SlotError::Engine(_) => ApiError::field("filename", format!("cannot be used: {error}")),
-        SlotError::Empty { .. } | SlotError::File { .. } | _ => {
-            ApiError::invalid(error.to_string())
+        SlotError::File { reason, .. } if reason.kind() == std::io::ErrorKind::InvalidFilename => {
+            ApiError::field("filename", format!("is invalid: {reason}"))
         }
+        SlotError::File { .. } => ApiError::server(error.to_string()),
+        SlotError::Empty { .. } | _ => ApiError::invalid(error.to_string()),
     }
 }

@@ -58,6 +58,7 @@ pub(crate) fn models() -> impl Iterator<Item = (String, Arc<Model>)> {
 }
 
 /// The bytes of the file of [`models`].
+#[cfg(unix)]
 pub(crate) fn bytes() -> Vec<u8> {
     Tiny::default().bytes()
 }
