@@ -459,6 +459,8 @@ fn notes_and_errors_of_the_server_are_json_too() {
     let parse = |line: &str| serde_json::from_str::<serde_json::Value>(line);
     let lines: Vec<_> = text.lines().map(|line| parse(line).unwrap()).collect();
     assert!(lines.iter().any(|line| line["level"] == "error"), "{text}");
-    assert!(lines.iter().all(|line| line["message"].is_string()), "{text}");
+    let is_whole =
+        |line: &serde_json::Value| line["message"].is_string() && line["time"].is_string();
+    assert!(lines.iter().all(is_whole), "{text}");
     assert_eq!(std::fs::read_to_string(log).unwrap(), text);
 }

@@ -154,20 +154,23 @@ impl From<runtime::Error> for Failure {
             E::TooLargeToRead { .. } => {
                 failed(Exit::Memory).help("remove --no-mmap, so that the file is memory-mapped")
             }
-            E::Memory { ref items, n_ctx, limit, .. } => {
+            E::Memory { ref items, n_ctx, n_ctx_in_memory, limit, .. } => {
                 let mut failure = failed(Exit::Memory);
                 failure.causes.extend(Some(items.clone()).filter(|items| !items.is_empty()));
                 let raised = match limit {
                     MemoryLimit::Budget => "raise --ram-budget, or ",
                     MemoryLimit::Machine | MemoryLimit::Free => "",
                 };
-                failure.help(match n_ctx {
-                    Some(n) => format!("{raised}use a context of at most {n} tokens: -c {n}"),
-                    None if items.is_empty() => {
+                failure.help(match (n_ctx, n_ctx_in_memory) {
+                    (Some(n), Some(most)) if most < n => format!(
+                        "{raised}use a context of at most {n} tokens: -c {n}; with at most -c {most} no weights stay on disk, which is faster"
+                    ),
+                    (Some(n), _) => format!("{raised}use a context of at most {n} tokens: -c {n}"),
+                    (None, _) if items.is_empty() => {
                         "use a smaller shape or fewer bits per weight, or --write FILE to write it to disk"
                             .to_owned()
                     }
-                    None => {
+                    (None, _) => {
                         format!("{raised}use a file of the same model with fewer bits per weight")
                     }
                 })

@@ -7,10 +7,12 @@ use super::wrap::wrapped_after;
 use anstream::AutoStream;
 use anstyle::{AnsiColor, Style};
 use serde_json::json;
+use serve::timestamp;
 use std::ffi::OsString;
 use std::io::{self, IsTerminal, Write};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::SystemTime;
 use terminal_size::{Width, terminal_size_of};
 
 const ERROR: Style = AnsiColor::Red.on_default().bold();
@@ -172,7 +174,9 @@ impl Terminal {
 
     fn line(&self, style: Style, label: &str, text: &str) {
         if self.json {
-            let line = json!({ "level": label, "message": printable(text) }).to_string();
+            let time = timestamp(SystemTime::now());
+            let line = json!({ "time": time, "level": label, "message": printable(text) });
+            let line = line.to_string();
             self.copy_to_log(&line);
             // If standard error is closed, the failure cannot be reported anywhere.
             let _ = writeln!(io::stderr(), "{line}");

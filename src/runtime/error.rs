@@ -104,6 +104,9 @@ pub enum Error {
         items: String,
         /// The largest context that would fit, in tokens; `None` if no context fits.
         n_ctx: Option<usize>,
+        /// The largest context beside which all weights are in memory, if with `n_ctx` tokens some
+        /// stay on disk.
+        n_ctx_in_memory: Option<usize>,
     },
     /// A sparsity level needs a predictor or thresholds, and this model has none.
     #[error("there is no predictor for this model yet")]

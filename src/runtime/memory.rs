@@ -151,19 +151,22 @@ impl MemoryNeed {
     }
 
     /// The error that `total` bytes are too few for these items and `other` bytes of code and
-    /// buffers.
+    /// buffers. If these are the items with weights on disk, `in_memory` is the need without.
     pub(crate) fn error(
         &self,
         (limit, total): (MemoryLimit, Bytes),
         n_ctx: usize,
         other: Bytes,
+        in_memory: Option<&MemoryNeed>,
     ) -> Error {
+        let fitting = |need: &MemoryNeed| need.fitting_context(total - need.weights - other);
         Error::Memory {
             wanted: self.total() + other,
             total,
             limit,
             items: format!("{}, code and buffers {other}", self.items(n_ctx)),
-            n_ctx: self.fitting_context(total - self.weights - other),
+            n_ctx: fitting(self),
+            n_ctx_in_memory: in_memory.and_then(fitting),
         }
     }
 
@@ -197,7 +200,9 @@ impl MemoryNeed {
             }
             let weights = if may_page { Bytes(0) } else { self.weights };
             let n_ctx = self.fitting_context(total - weights);
-            return Err(Error::Memory { wanted, total, limit: MemoryLimit::Machine, items, n_ctx });
+            let limit = MemoryLimit::Machine;
+            let n_ctx_in_memory = None;
+            return Err(Error::Memory { wanted, total, limit, items, n_ctx, n_ctx_in_memory });
         }
         if let Some(free) = memory.free.filter(|free| wanted > *free) {
             let items = self.items(n_ctx);
@@ -322,12 +327,17 @@ mod tests {
             scratch: Bytes(0),
         };
         let budget = (MemoryLimit::Budget, Bytes(2 * GIB));
-        let error = need.at_once(Bytes(GIB)).error(budget, 1024, Bytes(GIB / 2));
+        let error = need.at_once(Bytes(GIB)).error(budget, 1024, Bytes(GIB / 2), Some(&need));
         let says = "the model needs 2.50 GiB of memory, but the budget is 2.00 GiB";
         assert_eq!(error.to_string(), says);
-        let Error::Memory { items, n_ctx, .. } = error else { panic!("{error}") };
+        let Error::Memory { items, n_ctx, n_ctx_in_memory, .. } = error else { panic!("{error}") };
         assert!(!items.contains("copies") && items.contains("buffers 512.00 MiB"), "{items}");
-        assert_eq!(n_ctx, Some(512));
+        assert_eq!((n_ctx, n_ctx_in_memory), (Some(512), None));
+        let budget = (MemoryLimit::Budget, Bytes(6 * GIB));
+        let long = MemoryNeed { cache: Bytes(8 * GIB), ..need };
+        let error = long.at_once(Bytes(GIB)).error(budget, 8192, Bytes(GIB / 2), Some(&long));
+        let Error::Memory { n_ctx, n_ctx_in_memory, .. } = error else { panic!("{error}") };
+        assert_eq!((n_ctx, n_ctx_in_memory), (Some(4608), Some(512)));
     }
 
     #[test]

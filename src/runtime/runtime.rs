@@ -416,7 +416,8 @@ pub fn check_total_memory(size: Bytes) -> Result<()> {
     match memory.and_then(|memory| memory.total).filter(|total| size > *total) {
         Some(total) => {
             let limit = MemoryLimit::Machine;
-            Err(Error::Memory { wanted: size, total, limit, items: String::new(), n_ctx: None })
+            let (items, n_ctx, n_ctx_in_memory) = (String::new(), None, None);
+            Err(Error::Memory { wanted: size, total, limit, items, n_ctx, n_ctx_in_memory })
         }
         None => Ok(()),
     }

@@ -200,15 +200,16 @@ fn usable_memory(
         // A limit that cannot be kept is refused; without one, the memory check decides.
         let refused = given != Budget::Auto;
         return if refused {
-            Err(need.error((limit, budget), settings.n_ctx, OTHER_MEMORY))
+            Err(need.error((limit, budget), settings.n_ctx, OTHER_MEMORY, None))
         } else {
             Ok(None)
         };
     }
+    let in_memory = need;
     let (need, least) = least();
     if need.unmapped() + least > usable {
         let need = need.at_once(least);
-        return Err(need.error((limit, budget), settings.n_ctx, OTHER_MEMORY));
+        return Err(need.error((limit, budget), settings.n_ctx, OTHER_MEMORY, Some(in_memory)));
     }
     Ok(Some(usable))
 }

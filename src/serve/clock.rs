@@ -7,8 +7,10 @@ pub(crate) fn unix_seconds() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
 }
 
-/// The time in UTC in the format of RFC 3339, with milliseconds.
-pub(crate) fn timestamp(time: SystemTime) -> String {
+/// The time in UTC in the format of RFC 3339, with milliseconds, such as
+/// `2026-03-01T12:34:56.789Z`.
+#[must_use]
+pub fn timestamp(time: SystemTime) -> String {
     let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
     let (days, seconds) = (since.as_secs() / 86_400, since.as_secs() % 86_400);
     let [year, month, day] = civil_from_days(days);

@@ -66,7 +66,10 @@ pub(crate) fn unknown_fields(log: &LogOptions, route: &str, names: &[&str]) {
         LogFormat::Text => {
             format!("{route}: unknown fields were ignored: {}", plain(&names.join(", ")))
         }
-        LogFormat::Json => json!({ "route": route, "ignored_fields": names }).to_string(),
+        LogFormat::Json => {
+            let at = timestamp(SystemTime::now());
+            json!({ "time": at, "route": route, "ignored_fields": names }).to_string()
+        }
     };
     (log.sink)(&line);
 }

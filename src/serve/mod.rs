@@ -44,6 +44,7 @@ use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
+pub use clock::timestamp;
 pub use config::{
     Address, Config, Cors, Defaults, Endpoints, Limits, LogFormat, LogOptions, LogSink, TlsFiles,
 };

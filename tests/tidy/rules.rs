@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::bytes::{files_are_small, script_names_are_uniform};
 use super::documents::{documents, paths_exist};
-use super::installation::installing_needs_no_toolkit;
+use super::installation::{installing_needs_no_toolkit, kernels_are_compiled_in_one_unit};
 use super::lists::{
     BACKENDS, DEVICE_NAMES, HAL_NEEDS, LARGE, LONG, MAX_LINES, OWNED, PURE, SRC_CRATES, UNSAFE,
 };
@@ -21,6 +21,7 @@ pub(crate) const RULES: &[Rule] = &[
     engine_sizes_allocate_nothing,
     dependencies_have_one_owner,
     installing_needs_no_toolkit,
+    kernels_are_compiled_in_one_unit,
     backends_named_once,
     backends_use_no_src_crate,
     only_commands_do_io,

@@ -1,5 +1,4 @@
-//! Products of panels with tokens for levels where two vectors hold 16 rows: a pass takes four
-//! tokens and 16 rows.
+//! Products of panels with tokens for levels where two vectors hold 16 rows: four tokens at a time.
 //!
 //! This is a macro, because each such level compiles it against its own module `vector`. The level
 //! provides `dot_groups`, which multiplies quantised rows, and the `bias` that `dot_groups` leaves in
@@ -11,8 +10,8 @@ macro_rules! panel_passes {
     ($features:literal $(, $products:ident: $bound:path)?) => {
         /// Tokens per pass.
         pub(super) const TOKENS: usize = 4;
-        /// Rows per pass.
-        const PASS_ROWS: usize = 2 * LANES;
+        /// Vectors that the rows of a panel fill.
+        pub(super) const ROW_VECTORS: usize = PANEL_ROWS / LANES;
 
         #[target_feature(enable = $features)]
         fn quantised<$($products: $bound,)? const GROUP: usize, const MIN: bool>(
@@ -32,24 +31,21 @@ macro_rules! panel_passes {
                     factors.set::<GROUP, MIN>(x, t, k, bias(format), sums_of_16);
                 }
                 let q = tokens.map(|t| q[t * x.n_cols..][k.clone()].as_ptr().cast::<i32>());
-                for part in (0..PANEL_ROWS).step_by(PASS_ROWS) {
-                    let (rows, n_groups) = (&panel[part..], k.len() / GROUP);
-                    // SAFETY: each entry of `q` points to `k.len()` bytes, a whole number of
-                    // blocks, as `check_bounds` verified.
-                    let out = unsafe { dots(format, rows, &q, &factors, n_groups) };
-                    for (sums, out) in sums[first..].iter_mut().zip(out) {
-                        add_to(&mut sums[part..], out);
-                    }
+                // SAFETY: each entry of `q` points to `k.len()` bytes, a whole number of blocks,
+                // as `check_bounds` verified.
+                let out = unsafe { dots(format, panel, &q, &factors, k.len() / GROUP) };
+                for (sums, out) in sums[first..].iter_mut().zip(&out) {
+                    add_to(sums, out);
                 }
             }
         }
 
         #[inline]
         #[target_feature(enable = $features)]
-        fn add_to(sums: &mut [f32], out: [V; 2]) {
-            for (half, out) in out.into_iter().enumerate() {
-                let sum = add(load_ps(sums, LANES * half), out);
-                store_ps(sums, LANES * half, sum);
+        fn add_to(sums: &mut [f32], out: &[V]) {
+            for (i, &out) in out.iter().enumerate() {
+                let sum = add(load_ps(sums, LANES * i), out);
+                store_ps(sums, LANES * i, sum);
             }
         }
 
@@ -65,7 +61,7 @@ macro_rules! panel_passes {
             let x_all = x.acts.f32();
             for first in (0..n).step_by(TOKENS) {
                 let x = x.tokens::<TOKENS>(first, n).map(|t| &x_all[t * x.n_cols..][k.clone()]);
-                for part in (0..PANEL_ROWS).step_by(PASS_ROWS) {
+                for part in (0..PANEL_ROWS).step_by(2 * LANES) {
                     let mut out = [[zero(); 2]; TOKENS];
                     let rows = &panel.as_chunks::<PANEL_ROWS>().0[..k.len()];
                     for (i, weights) in rows.iter().enumerate() {
@@ -79,7 +75,7 @@ macro_rules! panel_passes {
                         }
                     }
                     for (sums, out) in sums[first..].iter_mut().zip(out) {
-                        add_to(&mut sums[part..], out);
+                        add_to(&mut sums[part..], &out);
                     }
                 }
             }

@@ -1,11 +1,11 @@
-//! Products of panels with tokens: 32 rows fill four registers, of which a pass uses two.
+//! Products of panels with tokens: 32 rows fill four registers.
 //!
 //! `vpmaddubsw` multiplies unsigned codes and sums pairs of products in 16 bits. Small codes are made
 //! unsigned, and sums of several pairs fit in 16 bits too, so a product takes little more than this
 //! instruction and an addition. Of other codes it multiplies the magnitudes by activations that carry
 //! the codes' signs, because only the sum of two products of at most 128 * 127 fits.
 
-use std::arch::x86_64::*;
+use std::arch::{asm, x86_64::*};
 use std::ops::Range;
 
 use hal::format::Format;
@@ -27,7 +27,7 @@ pub(super) fn bias(format: Format) -> i32 {
     small_codes(format).map_or(BIAS, |(bias, _)| bias)
 }
 
-/// The products of the first `n_groups` groups of 16 rows with `TOKENS` tokens; `q` points to the
+/// The products of the first `n_groups` groups of a panel with `TOKENS` tokens; `q` points to the
 /// tokens' codes.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -37,12 +37,19 @@ unsafe fn dot_groups<const GROUP: usize, const MIN: bool>(
     q: &[*const i32; TOKENS],
     factors: &[Factors; TOKENS],
     n_groups: usize,
-) -> [[V; 2]; TOKENS] {
+) -> [[V; ROW_VECTORS]; TOKENS] {
+    let mut out = [[zero(); ROW_VECTORS]; TOKENS];
     let Some((_, greatest)) = small_codes(format) else {
-        // SAFETY: the caller provides `n_groups` groups.
-        return unsafe { signed_groups::<GROUP, MIN>(panel, q, factors, n_groups) };
+        for first in (0..ROW_VECTORS).step_by(2) {
+            let panel = &panel[LANES * first..];
+            // SAFETY: the caller provides `n_groups` groups.
+            let sums = unsafe { signed_groups::<GROUP, MIN>(panel, q, factors, n_groups) };
+            for (out, sums) in out.iter_mut().zip(&sums) {
+                out[first..first + 2].copy_from_slice(sums);
+            }
+        }
+        return out;
     };
-    let mut out = [[zero(); 2]; TOKENS];
     for first in (0..TOKENS).step_by(2) {
         let (q, factors) = ([q[first], q[first + 1]], [&factors[first], &factors[first + 1]]);
         // How many pairs of products fit in 16 bits.
@@ -59,8 +66,8 @@ unsafe fn dot_groups<const GROUP: usize, const MIN: bool>(
     out
 }
 
-/// The products of the first `n_groups` groups of 16 rows of small codes with two tokens: their sums
-/// and one word of the rows fill the registers. The products of `AT_ONCE` words fit in 16 bits.
+/// The products of the first `n_groups` groups of a panel of small codes with two tokens: their sums
+/// fill half of the registers. The products of `AT_ONCE` words fit in 16 bits.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn small_groups<const GROUP: usize, const MIN: bool, const AT_ONCE: usize>(
@@ -68,41 +75,102 @@ unsafe fn small_groups<const GROUP: usize, const MIN: bool, const AT_ONCE: usize
     q: [*const i32; 2],
     factors: [&Factors; 2],
     n_groups: usize,
-) -> [[V; 2]; 2] {
-    let mut out = [[zero(); 2]; 2];
+) -> [[V; ROW_VECTORS]; 2] {
+    let mut out = [[zero(); ROW_VECTORS]; 2];
     let n_words = const { GROUP / 4 };
     for g in 0..n_groups {
-        let mut dots = [[_mm256_setzero_si256(); 2]; 2];
-        for (dots, factors) in dots.iter_mut().zip(factors) {
-            *dots = [_mm256_set1_epi32(factors.start[g]); 2];
+        let mut dots = [[_mm256_setzero_si256(); ROW_VECTORS]; 2];
+        // Small codes of formats with minimums have no bias.
+        if !MIN {
+            dots = factors.map(|factors| [_mm256_set1_epi32(factors.start[g]); ROW_VECTORS]);
         }
-        let words = &panel[PANEL_ROWS * n_words * g..][..PANEL_ROWS * (n_words - 1) + 2 * LANES];
-        for first in (0..n_words).step_by(AT_ONCE) {
-            let mut sums = [[_mm256_setzero_si256(); 2]; 2];
-            for i in first..n_words.min(first + AT_ONCE) {
-                let at = PANEL_ROWS * i;
-                let codes = two(words, at).map(|codes| _mm256_castps_si256(codes));
-                for (sums, q) in sums.iter_mut().zip(q) {
-                    // SAFETY: the address is inside the token's codes, because the caller provides
-                    // `n_groups` groups.
-                    let q = unsafe { q.add(g * n_words + i).read_unaligned() };
-                    let q = _mm256_set1_epi32(q);
-                    for half in 0..2 {
-                        let pairs = _mm256_maddubs_epi16(codes[half], q);
-                        sums[half] = _mm256_add_epi16(sums[half], pairs);
-                    }
-                }
+        let words = panel[PANEL_ROWS * n_words * g..].as_chunks::<PANEL_ROWS>().0;
+        let words = &words[..n_words];
+        for (chunk, words) in words.chunks(AT_ONCE).enumerate() {
+            let [first, rest @ ..] = words else { continue };
+            let at = g * n_words + chunk * AT_ONCE;
+            // SAFETY: the word is inside the tokens' codes, because the caller provides
+            // `n_groups` groups.
+            let q_first = q.map(|q| _mm256_set1_epi32(unsafe { q.add(at).read_unaligned() }));
+            let mut sums = q_first.map(|q| {
+                std::array::from_fn(|i| {
+                    let codes = _mm256_castps_si256(load_ps(first, LANES * i));
+                    _mm256_maddubs_epi16(codes, q)
+                })
+            });
+            for (i, codes) in rest.iter().enumerate() {
+                // SAFETY: as above.
+                unsafe { add_word(codes, q, at + 1 + i, &mut sums) };
             }
             for (dots, sums) in dots.as_flattened_mut().iter_mut().zip(sums.as_flattened()) {
                 *dots = _mm256_add_epi32(*dots, _mm256_madd_epi16(*sums, _mm256_set1_epi16(1)));
             }
         }
-        add_group::<GROUP, MIN, 2>(panel, g, dots, factors, &mut out);
+        add_group::<GROUP, MIN, 2, ROW_VECTORS>(panel, g, dots, factors, &mut out);
     }
     out
 }
 
-/// [`dot_groups`] for codes of any magnitude.
+/// Adds the products of a word of 32 rows with word `at` of two tokens in 16 bits.
+///
+/// In assembly, because the compiler moves the loads of many words together, and then more values
+/// are live than there are registers: products took up to 1.5 times as long.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn add_word(
+    codes: &[f32; PANEL_ROWS],
+    q: [*const i32; 2],
+    at: usize,
+    sums: &mut [[__m256i; ROW_VECTORS]; 2],
+) {
+    let [[a0, a1, a2, a3], [b0, b1, b2, b3]] = sums;
+    // SAFETY: `codes` has four vectors, and the caller provides word `at` of each token.
+    unsafe {
+        asm!(
+            "vpbroadcastd {a}, dword ptr [{qa} + 4*{at}]",
+            "vpbroadcastd {b}, dword ptr [{qb} + 4*{at}]",
+            "vmovdqu {codes}, [{from}]",
+            "vpmaddubsw {pairs}, {codes}, {a}",
+            "vpmaddubsw {codes}, {codes}, {b}",
+            "vpaddw {a0}, {a0}, {pairs}",
+            "vpaddw {b0}, {b0}, {codes}",
+            "vmovdqu {codes}, [{from} + 32]",
+            "vpmaddubsw {pairs}, {codes}, {a}",
+            "vpmaddubsw {codes}, {codes}, {b}",
+            "vpaddw {a1}, {a1}, {pairs}",
+            "vpaddw {b1}, {b1}, {codes}",
+            "vmovdqu {codes}, [{from} + 64]",
+            "vpmaddubsw {pairs}, {codes}, {a}",
+            "vpmaddubsw {codes}, {codes}, {b}",
+            "vpaddw {a2}, {a2}, {pairs}",
+            "vpaddw {b2}, {b2}, {codes}",
+            "vmovdqu {codes}, [{from} + 96]",
+            "vpmaddubsw {pairs}, {codes}, {a}",
+            "vpmaddubsw {codes}, {codes}, {b}",
+            "vpaddw {a3}, {a3}, {pairs}",
+            "vpaddw {b3}, {b3}, {codes}",
+            from = in(reg) codes.as_ptr(),
+            at = in(reg) at,
+            qa = in(reg) q[0],
+            qb = in(reg) q[1],
+            a0 = inout(ymm_reg) *a0,
+            a1 = inout(ymm_reg) *a1,
+            a2 = inout(ymm_reg) *a2,
+            a3 = inout(ymm_reg) *a3,
+            b0 = inout(ymm_reg) *b0,
+            b1 = inout(ymm_reg) *b1,
+            b2 = inout(ymm_reg) *b2,
+            b3 = inout(ymm_reg) *b3,
+            a = out(ymm_reg) _,
+            b = out(ymm_reg) _,
+            codes = out(ymm_reg) _,
+            pairs = out(ymm_reg) _,
+            options(pure, readonly, nostack, preserves_flags),
+        );
+    }
+}
+
+/// [`dot_groups`] of 16 rows with codes of any magnitude.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn signed_groups<const GROUP: usize, const MIN: bool>(
@@ -130,31 +198,33 @@ unsafe fn signed_groups<const GROUP: usize, const MIN: bool>(
                 }
             }
         }
-        add_group::<GROUP, MIN, TOKENS>(panel, g, dots, factors.each_ref(), &mut out);
+        add_group::<GROUP, MIN, TOKENS, 2>(panel, g, dots, factors.each_ref(), &mut out);
     }
     out
 }
 
-/// Adds the integer products of group `g`, times their scales, and subtracts the minimums.
+/// Adds the integer products of group `g` of `N` tokens and `R` vectors of rows, times their scales,
+/// and subtracts the minimums.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) fn add_group<const GROUP: usize, const MIN: bool, const N: usize>(
+pub(super) fn add_group<const GROUP: usize, const MIN: bool, const N: usize, const R: usize>(
     panel: &[f32],
     g: usize,
-    dots: [[__m256i; 2]; N],
+    dots: [[__m256i; R]; N],
     factors: [&Factors; N],
-    out: &mut [[V; 2]; N],
+    out: &mut [[V; R]; N],
 ) {
-    let scales = two(panel, (SCALES + g) * PANEL_ROWS);
-    let mins = if MIN { two(panel, (MINS + g) * PANEL_ROWS) } else { scales };
+    let table = |at: usize| &panel[(at + g) * PANEL_ROWS..][..R * LANES];
+    let scales = table(SCALES);
+    let mins = if MIN { table(MINS) } else { scales };
     for ((out, dots), factors) in out.iter_mut().zip(dots).zip(factors) {
         let d = splat(factors.d[g * GROUP / 32]);
         let offset = splat(factors.offset[g]);
-        for half in 0..2 {
-            let dot = _mm256_cvtepi32_ps(dots[half]);
-            out[half] = fmadd(dot, mul(scales[half], d), out[half]);
+        for (i, (out, dots)) in out.iter_mut().zip(dots).enumerate() {
+            let scale = mul(load_ps(scales, LANES * i), d);
+            *out = fmadd(_mm256_cvtepi32_ps(dots), scale, *out);
             if MIN {
-                out[half] = fmadd(mins[half], offset, out[half]);
+                *out = fmadd(load_ps(mins, LANES * i), offset, *out);
             }
         }
     }

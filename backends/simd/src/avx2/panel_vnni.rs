@@ -21,12 +21,33 @@ macro_rules! products {
         panel_products!($features);
         panel_passes!($features);
 
-        /// The products of the first `n_groups` groups of 16 rows with `TOKENS` tokens; `q` points to
+        /// The products of the first `n_groups` groups of a panel with `TOKENS` tokens; `q` points to
         /// the tokens' codes.
         #[inline]
         #[target_feature(enable = $features)]
         unsafe fn dot_groups<const GROUP: usize, const MIN: bool>(
             _: Format,
+            panel: &[f32],
+            q: &[*const i32; TOKENS],
+            factors: &[Factors; TOKENS],
+            n_groups: usize,
+        ) -> [[V; ROW_VECTORS]; TOKENS] {
+            let mut out = [[zero(); ROW_VECTORS]; TOKENS];
+            for first in (0..ROW_VECTORS).step_by(2) {
+                let panel = &panel[LANES * first..];
+                // SAFETY: the caller provides `n_groups` groups.
+                let sums = unsafe { two_vectors::<GROUP, MIN>(panel, q, factors, n_groups) };
+                for (out, sums) in out.iter_mut().zip(&sums) {
+                    out[first..first + 2].copy_from_slice(sums);
+                }
+            }
+            out
+        }
+
+        /// [`dot_groups`] of 16 rows: their integer sums fill half of the registers.
+        #[inline]
+        #[target_feature(enable = $features)]
+        unsafe fn two_vectors<const GROUP: usize, const MIN: bool>(
             panel: &[f32],
             q: &[*const i32; TOKENS],
             factors: &[Factors; TOKENS],
@@ -49,7 +70,8 @@ macro_rules! products {
                         }
                     }
                 }
-                add_group::<GROUP, MIN, TOKENS>(panel, g, dots, factors.each_ref(), &mut out);
+                let factors = factors.each_ref();
+                add_group::<GROUP, MIN, TOKENS, 2>(panel, g, dots, factors, &mut out);
             }
             out
         }

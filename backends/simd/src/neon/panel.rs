@@ -1,4 +1,4 @@
-//! Products of panels with tokens: 32 rows fill eight registers, of which a pass over quantised
+//! Products of panels with tokens: 32 rows fill eight registers, of which a loop over quantised
 //! rows uses two.
 
 use std::arch::aarch64::*;
@@ -24,7 +24,7 @@ fn bias(_: Format) -> i32 {
     0
 }
 
-/// The products of the first `n_groups` groups of 16 rows with `TOKENS` tokens; `q` points to the
+/// The products of the first `n_groups` groups of a panel with `TOKENS` tokens; `q` points to the
 /// tokens' codes.
 #[inline]
 #[target_feature(enable = "neon")]
@@ -34,11 +34,11 @@ unsafe fn dot_groups<P: PanelProducts, const GROUP: usize, const MIN: bool>(
     q: &[*const i32; TOKENS],
     factors: &[Factors; TOKENS],
     n_groups: usize,
-) -> [[V; 2]; TOKENS] {
-    let mut out = [[zero(); 2]; TOKENS];
+) -> [[V; ROW_VECTORS]; TOKENS] {
+    let mut out = [[zero(); ROW_VECTORS]; TOKENS];
     // The integer sums of 8 rows fill half of the registers.
-    for half in 0..2 {
-        let panel = &panel[LANES * half..];
+    for part in 0..ROW_VECTORS {
+        let panel = &panel[LANES * part..];
         let mut sums = [zero(); TOKENS]; // in registers, unless the products need them all
         for g in 0..n_groups {
             let q = q.map(|q| q.cast::<i8>().wrapping_add(GROUP * g));
@@ -50,7 +50,7 @@ unsafe fn dot_groups<P: PanelProducts, const GROUP: usize, const MIN: bool>(
             let scales = load_ps(panel, (SCALES + g) * PANEL_ROWS);
             let mins = if MIN { load_ps(panel, (MINS + g) * PANEL_ROWS) } else { scales };
             for (t, (dots, factors)) in dots.into_iter().zip(factors).enumerate() {
-                let sum = if P::LEAVES_REGISTERS { &mut sums[t] } else { &mut out[t][half] };
+                let sum = if P::LEAVES_REGISTERS { &mut sums[t] } else { &mut out[t][part] };
                 let d = splat(factors.d[g * GROUP / 32]);
                 *sum = fmadd(dots, mul(scales, d), *sum);
                 if MIN {
@@ -59,7 +59,7 @@ unsafe fn dot_groups<P: PanelProducts, const GROUP: usize, const MIN: bool>(
             }
         }
         if P::LEAVES_REGISTERS {
-            out.iter_mut().zip(sums).for_each(|(out, sum)| out[half] = sum);
+            out.iter_mut().zip(sums).for_each(|(out, sum)| out[part] = sum);
         }
     }
     out
