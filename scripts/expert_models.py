@@ -176,9 +176,8 @@ def exact(w):
 
 
 def cases():
-    """Name, model, and storage of its experts: one stacked tensor, one tensor each, or MXFP4."""
+    """Name, model, and storage of its experts: one stacked tensor, or MXFP4."""
     yield "mixtral", mixtral(41), "all"
-    yield "mixtral-old", mixtral(42), "each"
     yield "qwen2moe", qwen2moe(43), "all"
     yield "qwen3moe", qwen3moe(44), "all"
     yield "gpt-oss", gpt_oss(45), "all"

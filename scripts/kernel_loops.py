@@ -377,7 +377,7 @@ def kernel_name(symbol, frames):
         return f"{cache[2]} {cache[1]}" + (f"<{n_queries[1]}>" if n_queries else "")
     inlined = [frame for frame in frames if "{closure" not in frame and frame.startswith(CRATE)]
     symbol = inlined[-1] if symbol.startswith("<") and inlined else symbol
-    if re.search(r"::(rows|sum|multiply)(::<\d+>)?$", symbol) and len(inlined) > 1:
+    if re.search(r"::(rows(_by_four)?|sum|multiply)(::<\d+>)?$", symbol) and len(inlined) > 1:
         symbol = inlined[-2]
         tile = tile_bytes(frames)
         if "::dot::" in symbol and tile:  # the formats that are unpacked first

@@ -293,7 +293,7 @@ pub fn measure_speed(
 /// The key of the prefetch distance in the file.
 fn prefetch_key(backend: &Arc<dyn Backend>, threads: usize) -> String {
     let info = backend.info();
-    format!("{} | {} | {threads} | prefetch", info.name, info.described())
+    format!("{} | {} | {threads} | prefetch to L1 or L2", info.name, info.described())
 }
 
 /// Removes the values that were measured first, until [`MAX_VALUES`] are left.

@@ -6,7 +6,7 @@ use std::collections::HashSet;
 use std::fs;
 use std::mem::discriminant;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use hal::format::Format;
@@ -15,7 +15,7 @@ use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use serde_json::Value;
 use thermocline::engine::{self, Engine, EngineOptions, Sparsity, Streaming};
-use thermocline::gguf::{Container, File};
+use thermocline::gguf::{Container, File, Writer};
 use thermocline::model::{ArchSpec, Model, ModelOptions, arch};
 use thermocline::placement::{self, LayerPlacement, Placement};
 
@@ -72,7 +72,50 @@ fn fixtures() -> Vec<Fixture> {
     let mut paths: Vec<PathBuf> =
         paths.filter(|path| path.extension().is_some_and(|e| e == "gguf")).collect();
     paths.sort();
-    paths.iter().map(|path| fixture(path)).collect()
+    let results = folder().join("mixtral.gguf");
+    let one_each = File::open(one_tensor_per_expert()).unwrap();
+    let one_each = fixture_of("mixtral-old", &results, one_each);
+    paths.iter().map(|path| fixture(path)).chain([one_each]).collect()
+}
+
+/// The path of `mixtral.gguf` with a tensor for each expert, as files of early 2024 have them. Written
+/// once per process, as [`families`].
+fn one_tensor_per_expert() -> &'static Path {
+    static PATH: OnceLock<PathBuf> = OnceLock::new();
+    PATH.get_or_init(|| {
+        let bytes = split_experts(&File::open(&folder().join("mixtral.gguf")).unwrap());
+        let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("mixtral-old.gguf");
+        let part = path.with_extension(format!("{}.part", std::process::id()));
+        fs::write(&part, bytes).unwrap();
+        fs::rename(part, &path).unwrap();
+        path
+    })
+}
+
+/// `file` with a tensor for each expert.
+fn split_experts(file: &File) -> Vec<u8> {
+    let mut writer = Writer::new(Container::Gguf);
+    for (key, value) in file.metadata().iter() {
+        writer.set(key, value.clone()).unwrap();
+    }
+    let mut parts = Vec::new();
+    for tensor in file.tensors() {
+        let (bytes, shape) = (file.bytes(tensor).unwrap(), &tensor.shape);
+        let Some(part) = tensor.name.strip_suffix("_exps.weight") else {
+            parts.push((tensor.name.clone(), &shape[..], tensor, bytes));
+            continue;
+        };
+        for (e, bytes) in bytes.chunks(bytes.len() / shape[2] as usize).enumerate() {
+            parts.push((format!("{part}.{e}.weight"), &shape[..2], tensor, bytes));
+        }
+    }
+    assert!(parts.len() > file.tensors().len(), "the model has experts");
+    for (name, shape, tensor, _) in &parts {
+        writer.declare(name, shape, tensor.ty.format().unwrap()).unwrap();
+    }
+    let mut data = writer.in_memory().unwrap();
+    parts.iter().for_each(|(name, _, _, bytes)| data.write(name, bytes).unwrap());
+    data.finish().unwrap()
 }
 
 /// Name and model of every fixture that generates text.
@@ -88,8 +131,12 @@ pub(crate) fn all_models() -> impl Iterator<Item = (String, Arc<Model>)> {
 }
 
 fn fixture(path: &Path) -> Fixture {
-    let name = path.file_stem().unwrap().to_string_lossy().into_owned();
-    let file = File::open(path).unwrap();
+    let name = path.file_stem().unwrap().to_string_lossy();
+    fixture_of(&name, path, File::open(path).unwrap())
+}
+
+/// The model of `file`, with the expected results of the fixture at `path`.
+fn fixture_of(name: &str, path: &Path, file: File) -> Fixture {
     let model = Model::from_file(file, &ModelOptions::default());
     let model = Arc::new(model.unwrap_or_else(|error| panic!("{name}: {error}")));
     let json: Value =
@@ -112,7 +159,8 @@ fn fixture(path: &Path) -> Fixture {
     };
     let runs = json["runs"].as_array().unwrap().iter().map(run).collect();
     assert!(rows.next().is_none(), "{name}: more rows of logits than tokens");
-    Fixture { name, model, runs, bound: json["bound"].as_f64().map_or(BOUND, |bound| bound as f32) }
+    let bound = json["bound"].as_f64().map_or(BOUND, |bound| bound as f32);
+    Fixture { name: name.to_owned(), model, runs, bound }
 }
 
 fn load(

@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use hal::Bytes;
 use hal::format::{Format, Q8Row};
-use simd::{ActView, DEFAULT_PREFETCH, Kernels, Matrix, RowIds, RowRun};
+use simd::{ActView, DEFAULT_PREFETCH, FAR_PREFETCH, Kernels, Matrix, RowIds, RowRun};
 
 use crate::pages::Pages;
 
@@ -27,7 +27,8 @@ impl Default for PrefetchDistance {
 
 impl PrefetchDistance {
     /// Distances between which [`PrefetchDistance::measure`] chooses, in bytes.
-    pub const CANDIDATES: [usize; 6] = [1 << 10, 2 << 10, 4 << 10, 6 << 10, 8 << 10, 12 << 10];
+    pub const CANDIDATES: [usize; 8] =
+        [1 << 10, 2 << 10, 4 << 10, 6 << 10, 8 << 10, 12 << 10, FAR_PREFETCH, 24 << 10];
 
     /// The distance in bytes.
     #[must_use]
@@ -40,14 +41,20 @@ impl PrefetchDistance {
         self.0.store(bytes, Ordering::Relaxed);
     }
 
-    /// The fastest of [`PrefetchDistance::CANDIDATES`], by [`PrefetchDistance::rates`].
+    /// The fastest of [`PrefetchDistance::CANDIDATES`], by [`PrefetchDistance::rates`] of `n_threads`
+    /// threads and of one: threads that together reach the limit of memory are about equally fast with
+    /// any distance, but other programs may leave them more of it at another time.
     #[must_use]
     pub fn measure(n_threads: usize, most: Bytes) -> Option<usize> {
-        let rates = PrefetchDistance::rates(n_threads, most)?;
-        let fastest = rates.into_iter().fold(0.0, f64::max);
+        let mut scores = PrefetchDistance::rates(n_threads, most)?;
+        if n_threads > 1 {
+            let alone = PrefetchDistance::rates(1, Bytes(most.0.min(SIZE as u64 / 2)))?;
+            scores.iter_mut().zip(alone).for_each(|(score, alone)| *score *= alone);
+        }
+        let fastest = scores.into_iter().fold(0.0, f64::max);
         // On a tie the shortest distance: it wastes the least at the end of a list of rows.
-        let mut all = PrefetchDistance::CANDIDATES.into_iter().zip(rates);
-        all.find(|(_, rate)| *rate >= fastest / TIE).map(|(distance, _)| distance)
+        let mut all = PrefetchDistance::CANDIDATES.into_iter().zip(scores);
+        all.find(|(_, score)| *score >= fastest / TIE).map(|(distance, _)| distance)
     }
 
     /// For each of [`PrefetchDistance::CANDIDATES`], the bytes per second at which `n_threads`

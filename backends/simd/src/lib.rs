@@ -48,7 +48,7 @@ pub use recurrent::{
     DeltaColumns, DeltaFn, DeltaToken, ExpFn, MAX_DELTA_COLUMNS, MultiplyAddFn, ScanFn, ScanRates,
     ScanRatesFn, ScanToken, WkvFn, WkvToken,
 };
-pub use rows::{DEFAULT_PREFETCH, Matrix, RowIds, RowRun, RowsFn, prefetch};
+pub use rows::{DEFAULT_PREFETCH, FAR_PREFETCH, Matrix, RowIds, RowRun, RowsFn, prefetch};
 
 /// Adds the sum of `h * row(id)` over a list of `(id, h)` to `y`: `matrix` is `[n_rows, n]`, `y` is
 /// `[n]`.

@@ -3,7 +3,8 @@
 //! The hardware prefetcher stops at the end of a page, and a kernel only knows its current row. The
 //! caller therefore passes the order of the rows, and the loop over a row prefetches the cache line
 //! that is some bytes further on in this order. The best distance depends on the processor, so the
-//! caller measures it: 2 KiB on Sapphire Rapids, 6 to 8 KiB on Zen 5 (`docs/measurements/cpu.md`).
+//! caller measures it: 2 KiB on Sapphire Rapids, 6 to 8 KiB on Zen 5, 16 KiB on Zen 4
+//! (`docs/measurements/cpu.md`).
 //!
 //! Measured with a dense 1B model in Q4_0 on a 2.6 GHz Sapphire Rapids server, as a share of the
 //! read bandwidth in the same run. One thread: 0.65 without prefetch, 0.67 with a prefetch of the
@@ -17,6 +18,10 @@ use super::ActView;
 
 /// Prefetch distance in bytes on a processor for which it was not measured.
 pub const DEFAULT_PREFETCH: usize = 2 << 10;
+/// Prefetch distance in bytes from which on lines are prefetched into the second-level cache: they
+/// would not stay in the first-level cache until they are used. A processor keeps fewer requests of
+/// its first-level cache in flight (24 lines on Zen 4) than of the second one.
+pub const FAR_PREFETCH: usize = 16 << 10;
 /// Bytes that [`prefetch`] requests of a row.
 const ROW_START: usize = 2 << 10;
 
@@ -140,6 +145,19 @@ impl<'a> RowRun<'a> {
         RowRun::new(Matrix::dense(row, row.len()), RowIds::From(0), DEFAULT_PREFETCH)
     }
 
+    /// The run without its first `n` rows.
+    #[cfg(target_arch = "x86_64")]
+    #[inline]
+    pub(super) fn skip(self, n: usize) -> Self {
+        RowRun { ids: self.ids.skip(n), ..self }
+    }
+
+    /// Whether rows are prefetched into the second-level cache.
+    #[inline(always)]
+    pub(super) fn is_far(&self) -> bool {
+        self.distance >= FAR_PREFETCH
+    }
+
     #[inline(always)]
     pub(super) fn row(&self, i: usize) -> Row<'a> {
         match self.ids {
@@ -151,7 +169,8 @@ impl<'a> RowRun<'a> {
                 } else {
                     self.ahead * self.matrix.stride
                 };
-                Row { bytes, on, ahead: bytes.as_ptr().wrapping_add(ahead) }
+                let ahead = bytes.as_ptr().wrapping_add(ahead);
+                Row { bytes, on, ahead, is_far: self.is_far() }
             }
             RowIds::List(ids) => {
                 let bytes = self.matrix.row(ids[i] as usize);
@@ -159,6 +178,7 @@ impl<'a> RowRun<'a> {
                 let later = later.map_or(bytes, |&id| self.matrix.row(id as usize));
                 Row {
                     on: self.matrix.row_and_rest(ids[i] as usize),
+                    is_far: self.is_far(),
                     ..Row::with_next(bytes, later)
                 }
             }
@@ -175,20 +195,33 @@ pub(super) struct Row<'a> {
     /// Address to prefetch at the beginning of the row. It may be invalid, because a prefetch never
     /// faults.
     ahead: *const u8,
+    /// Whether to prefetch into the second-level cache.
+    is_far: bool,
 }
 
 impl<'a> Row<'a> {
     /// A row; while it is read, the kernel prefetches the row `next`.
     #[inline(always)]
     pub(super) fn with_next(bytes: &'a [u8], next: &[u8]) -> Self {
-        Row { bytes, on: bytes, ahead: next.as_ptr() }
+        Row { bytes, on: bytes, ahead: next.as_ptr(), is_far: false }
     }
 
     /// Prefetches `BYTES` bytes at offset `at` from the prefetch address.
     #[inline(always)]
     pub(super) fn prefetch_ahead<const BYTES: usize>(&self, at: usize) {
+        if self.is_far {
+            return self.prefetch_far::<BYTES>(at);
+        }
         for line in (0..BYTES).step_by(64) {
             prefetch_line(self.ahead.wrapping_add(at + line));
+        }
+    }
+
+    /// [`Row::prefetch_ahead`] of a run that [`RowRun::is_far`].
+    #[inline(always)]
+    pub(super) fn prefetch_far<const BYTES: usize>(&self, at: usize) {
+        for line in (0..BYTES).step_by(64) {
+            prefetch_far_line(self.ahead.wrapping_add(at + line));
         }
     }
 }
@@ -204,6 +237,7 @@ pub fn prefetch(row: &[u8]) {
     }
 }
 
+/// Prefetches a cache line into the first-level cache.
 #[inline(always)]
 pub(super) fn prefetch_line(at: *const u8) {
     #[cfg(target_arch = "x86_64")]
@@ -219,9 +253,46 @@ pub(super) fn prefetch_line(at: *const u8) {
     let _ = at;
 }
 
+/// [`prefetch_line`] for the second-level cache.
+#[inline(always)]
+fn prefetch_far_line(at: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: as above.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T1>(at.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = at;
+}
+
 /// The kernels of one format; `$dots` multiplies one row and uses the instructions `$features`. It
-/// may depend on a type parameter `$products` of the function that uses the macro.
+/// may depend on a type parameter `$products` of the function that uses the macro. `$four` multiplies
+/// four rows of complete tiles by one token; it is used with a far prefetch distance, since hardware
+/// prefetchers do not follow four rows.
 macro_rules! dot_of_rows {
+    ($features:literal, $dots:path, $four:path) => {{
+        const BY_ONE: DotKernels = dot_of_rows!($features, $dots);
+        #[inline(never)]
+        #[target_feature(enable = $features)]
+        fn rows_by_four(run: &RowRun<'_>, x: [ActView<'_>; 1], out: &mut [[f32; 1]]) {
+            let last = super::tile::LastTile::of(&x);
+            let tokens = super::tile::Tokens::new(x, &last);
+            let n = if run.is_far() && tokens.has_complete_tiles() { out.len() / 4 * 4 } else { 0 };
+            let (by_four, others) = out.split_at_mut(n);
+            for (i, out) in by_four.as_chunks_mut::<4>().0.iter_mut().enumerate() {
+                *out = $four([0, 1, 2, 3].map(|k| run.row(4 * i + k)), tokens);
+            }
+            if !others.is_empty() {
+                (BY_ONE.one)(&run.skip(n), x, others);
+            }
+        }
+        DotKernels {
+            // SAFETY: `Kernels::select` returns this table only if `is_supported` holds.
+            one: |run, x, out| unsafe { rows_by_four(run, x, out) },
+            ..BY_ONE
+        }
+    }};
     ($features:literal, $(<$products:ident: $bound:path>)? $dots:path) => {{
         /// The loop is separate for each format, so a row can start before the previous row
         /// completes. Never inlined, so `scripts/analyze_kernels` finds it where all processors have

@@ -77,6 +77,13 @@ impl<'a, const N: usize> Tokens<'a, N> {
     pub(super) fn new(views: [ActView<'a>; N], last: &'a Option<[LastTile; N]>) -> Self {
         Tokens { views, last: last.as_ref() }
     }
+
+    /// Whether all tiles of a row are complete.
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    pub(super) fn has_complete_tiles(&self) -> bool {
+        self.last.is_none()
+    }
 }
 
 /// Calls `f` for each tile of `BYTES` bytes of `row`, with the tokens' activations for the tile.
@@ -130,6 +137,30 @@ pub(super) fn for_tiles<const BYTES: usize, const N: usize>(
         };
         // The loop has a single call of `f`, so the compiler inlines it.
         f(tile, &x);
+    }
+}
+
+/// [`for_tiles`] for four rows of complete tiles, of a run that is far, and one token: `f` gets the
+/// tiles at the same place.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+pub(super) fn for_tiles_of_four<const BYTES: usize>(
+    rows: [Row<'_>; 4],
+    x: Tokens<'_, 1>,
+    mut f: impl FnMut([&[u8; BYTES]; 4], &[Q8Tile<'_>; 1]),
+) {
+    let [x] = x.views.map(ActView::q8);
+    let (q, d, sum) = (x.q.as_chunks().0, x.d.as_chunks().0, x.sum.as_chunks().0);
+    let n_tiles = q.len();
+    assert!(n_tiles * TILE == x.q.len() && d.len() == n_tiles && sum.len() == n_tiles);
+    let tiles = rows.map(|row| row.bytes.as_chunks::<BYTES>().0);
+    for (row, tiles) in rows.iter().zip(tiles) {
+        assert!(tiles.len() == n_tiles && row.bytes.len() == n_tiles * BYTES);
+    }
+    for i in 0..n_tiles {
+        rows.iter().for_each(|row| row.prefetch_far::<BYTES>(i * BYTES));
+        let x = Q8Tile { q: &q[i], d: &d[i], sum: &sum[i] };
+        f(tiles.map(|tiles| &tiles[i]), &[x]);
     }
 }
 

@@ -43,7 +43,7 @@ pub(crate) struct ProcessorArgs {
     pub(crate) prefetch_distance: Option<u32>,
 }
 
-/// Maximum of `--prefetch-distance`: more would leave the first-level cache before it is used.
+/// Maximum of `--prefetch-distance`: more wastes reads at the end of a matrix, and gained nothing.
 const MAX_PREFETCH: i64 = 32 << 10;
 
 static NUMA: [Choice<Numa>; 3] = [

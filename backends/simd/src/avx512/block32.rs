@@ -9,7 +9,7 @@ use std::arch::x86_64::*;
 use hal::format::{E2M1_CODES, IQ4_CODES};
 
 use super::super::rows::Row;
-use super::super::tile::{Tokens, for_tiles, shift_codes};
+use super::super::tile::{Tokens, for_tiles, for_tiles_of_four, shift_codes};
 use super::vector::{load_bytes, load_half, load_quarter, look_up};
 use super::{Products, four_lanes_each, strided_scales, strided_words, totals};
 
@@ -18,25 +18,35 @@ pub(super) const IQ4_SHIFTED: [i8; 16] = shift_codes(IQ4_CODES, -128);
 /// The codes of MXFP4 plus 12, which makes them unsigned.
 const E2M1_SHIFTED: [i8; 16] = shift_codes(E2M1_CODES, 12);
 
-/// The codes of four blocks of `STRIDE` bytes whose nibbles begin at `at`: low nibbles, then high
-/// nibbles.
+/// The codes of four blocks of `STRIDE` bytes, of which `bytes` has the first 64: low nibbles, then
+/// high nibbles. The nibbles of the first block begin at byte `SKIP`; `last` has those of the fourth.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-fn nibbles<const STRIDE: usize>(tile: &[u8], at: usize) -> [__m512i; 2] {
+fn join_nibbles<const STRIDE: usize, const SKIP: usize>(
+    bytes: __m512i,
+    last: __m128i,
+) -> [__m512i; 2] {
     // The nibbles of three blocks lie within 64 bytes, at even offsets, so one permutation collects
     // them.
     let pick: [u16; 32] = const {
         let mut pick = [0; 32];
         let mut i = 0;
         while i < 24 {
-            pick[i] = (i / 8 * (STRIDE / 2) + i % 8) as u16;
+            pick[i] = (SKIP / 2 + i / 8 * (STRIDE / 2) + i % 8) as u16;
             i += 1;
         }
         pick
     };
-    let three =
-        _mm512_permutexvar_epi16(load_bytes(bytemuck::bytes_of(&pick), 0), load_bytes(tile, at));
-    split_nibbles(_mm512_inserti32x4::<3>(three, load_quarter(tile, at + 3 * STRIDE)))
+    let three = _mm512_permutexvar_epi16(load_bytes(bytemuck::bytes_of(&pick), 0), bytes);
+    split_nibbles(_mm512_inserti32x4::<3>(three, last))
+}
+
+/// The codes of four blocks of `STRIDE` bytes whose nibbles begin at `at`: low nibbles, then high
+/// nibbles.
+#[inline]
+#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+fn nibbles<const STRIDE: usize>(tile: &[u8], at: usize) -> [__m512i; 2] {
+    join_nibbles::<STRIDE, 0>(load_bytes(tile, at), load_quarter(tile, at + 3 * STRIDE))
 }
 
 /// The low nibbles of 64 bytes, then the high nibbles.
@@ -117,6 +127,54 @@ pub(super) fn q4_0<const N: usize>(row: Row<'_>, x: Tokens<'_, N>) -> [f32; N] {
         products.add_to(&mut acc);
     });
     totals(acc)
+}
+
+/// The scales of a Q4_0 tile, and the codes of each four blocks. One load has the scales of four
+/// blocks and the nibbles of three.
+#[inline]
+#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+fn q4_0_scales_and_codes(tile: &[u8]) -> (__m512, [[__m512i; 2]; 4]) {
+    let pick: [u16; 32] = const {
+        let (mut pick, mut i) = ([0; 32], 0);
+        while i < 16 {
+            pick[i] = (i % 4 * 18 / 2) as u16;
+            i += 1;
+        }
+        pick
+    };
+    let pick = load_bytes(bytemuck::bytes_of(&pick), 0);
+    let (mut halves, mut codes) = (_mm512_setzero_si512(), [[_mm512_setzero_si512(); 2]; 4]);
+    for (quad, codes) in codes.iter_mut().enumerate() {
+        let bytes = load_bytes(tile, 72 * quad);
+        halves = _mm512_mask_permutexvar_epi16(halves, 0b1111 << (4 * quad), pick, bytes);
+        *codes = join_nibbles::<18, 2>(bytes, load_quarter(tile, 72 * quad + 56));
+    }
+    (_mm512_cvtph_ps(_mm512_castsi512_si256(halves)), codes)
+}
+
+/// [`q4_0`] for four rows and one token, with the same bits. The rows share the loads and the order of
+/// the activations.
+#[inline]
+#[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+pub(super) fn q4_0_four(rows: [Row<'_>; 4], x: Tokens<'_, 1>) -> [[f32; 1]; 4] {
+    let mut acc = [[_mm512_setzero_ps(); 1]; 4];
+    for_tiles_of_four::<{ 16 * 18 }>(rows, x, |tiles, x| {
+        let mut codes = [[[_mm512_setzero_si512(); 2]; 4]; 4];
+        let mut products = std::array::from_fn::<_, 4, _>(|r| {
+            let (scales, of_row) = q4_0_scales_and_codes(tiles[r]);
+            codes[r] = of_row;
+            Products::with_mins(scales, _mm512_mul_ps(scales, _mm512_set1_ps(8.0)), x)
+        });
+        for quad in 0..4 {
+            for (products, codes) in products.iter_mut().zip(&codes) {
+                products.add_halves(quad, codes[quad], x);
+            }
+        }
+        for (products, acc) in products.into_iter().zip(&mut acc) {
+            products.add_to(acc);
+        }
+    });
+    acc.map(|acc| totals(acc))
 }
 
 #[inline]

@@ -57,8 +57,8 @@ pub(super) fn is_supported() -> bool {
 
 fn dot(format: Format) -> DotKernels {
     macro_rules! entry {
-        ($dots:path) => {
-            dot_of_rows!("avx512bw,avx512vl,avx512vnni", $dots)
+        ($dots:path $(, $four:path)?) => {
+            dot_of_rows!("avx512bw,avx512vl,avx512vnni", $dots $(, $four)?)
         };
     }
     macro_rules! grid {
@@ -70,7 +70,7 @@ fn dot(format: Format) -> DotKernels {
         Format::F32 => entry!(plain::of_f32::dots),
         Format::F16 => entry!(plain::of_f16::dots),
         Format::BF16 => entry!(plain::of_bf16::dots),
-        Format::Q4_0 => entry!(block32::q4_0),
+        Format::Q4_0 => entry!(block32::q4_0, block32::q4_0_four),
         Format::Q4_1 => entry!(block32::q4_1),
         Format::Q5_0 => entry!(block32::q5_0),
         Format::Q5_1 => entry!(block32::q5_1),

@@ -121,8 +121,10 @@ fn dots_match_dequantised_values() {
 #[test]
 fn a_run_of_rows_gives_the_bits_of_each_row() {
     for kernels in all_kernels() {
-        // Less than a tile, and one tile and a half.
-        for (format, n_blocks) in weight_formats().flat_map(|format| [(format, 11), (format, 24)]) {
+        // Less than a tile, one tile and a half, and three tiles.
+        for (format, n_blocks) in
+            weight_formats().flat_map(|format| [(format, 11), (format, 24), (format, 48)])
+        {
             let (n, n_rows) = (n_blocks * format.block_values().max(32), 9);
             let bytes = quantized(format, &random(n * n_rows, 5));
             let row_bytes = bytes.len() / n_rows;
@@ -136,7 +138,7 @@ fn a_run_of_rows_gives_the_bits_of_each_row() {
             // The last ids are only prefetched.
             let list = [8, 0, 3, 3, 7, 1, 2];
             let runs = [(RowIds::List(&list), [8, 0, 3, 3, 7]), (RowIds::From(4), [4, 5, 6, 7, 8])];
-            let distances = [0, DEFAULT_PREFETCH, 3 * bytes.len()];
+            let distances = [0, DEFAULT_PREFETCH, FAR_PREFETCH, 3 * bytes.len()];
             for ((ids, expected), distance) in
                 runs.into_iter().flat_map(|run| distances.map(|distance| (run, distance)))
             {
