@@ -152,6 +152,15 @@ impl<'a> RowRun<'a> {
         RowRun { ids: self.ids.skip(n), ..self }
     }
 
+    /// The run for a kernel that reads four rows at a time. It prefetches the next four rows at least:
+    /// a row of the same four is being read already.
+    #[cfg(target_arch = "x86_64")]
+    #[inline]
+    pub(super) fn by_four(self) -> Self {
+        let distance = self.distance.max(4 * self.matrix.row_bytes);
+        RowRun { distance, ahead: self.ahead.max(4), ..self }
+    }
+
     /// Whether rows are prefetched into the second-level cache.
     #[inline(always)]
     pub(super) fn is_far(&self) -> bool {
@@ -212,6 +221,12 @@ impl<'a> Row<'a> {
         if self.is_far {
             return self.prefetch_far::<BYTES>(at);
         }
+        self.prefetch_near::<BYTES>(at);
+    }
+
+    /// [`Row::prefetch_ahead`] into the first-level cache.
+    #[inline(always)]
+    pub(super) fn prefetch_near<const BYTES: usize>(&self, at: usize) {
         for line in (0..BYTES).step_by(64) {
             prefetch_line(self.ahead.wrapping_add(at + line));
         }
@@ -268,20 +283,22 @@ fn prefetch_far_line(at: *const u8) {
 
 /// The kernels of one format; `$dots` multiplies one row and uses the instructions `$features`. It
 /// may depend on a type parameter `$products` of the function that uses the macro. `$four` multiplies
-/// four rows of complete tiles by one token; it is used with a far prefetch distance, since hardware
-/// prefetchers do not follow four rows.
+/// four rows by one token, if their tiles are complete but for half of the last one; it is used with a
+/// far prefetch distance, since hardware prefetchers do not follow four rows.
 macro_rules! dot_of_rows {
     ($features:literal, $dots:path, $four:path) => {{
         const BY_ONE: DotKernels = dot_of_rows!($features, $dots);
         #[inline(never)]
         #[target_feature(enable = $features)]
         fn rows_by_four(run: &RowRun<'_>, x: [ActView<'_>; 1], out: &mut [[f32; 1]]) {
-            let last = super::tile::LastTile::of(&x);
-            let tokens = super::tile::Tokens::new(x, &last);
-            let n = if run.is_far() && tokens.has_complete_tiles() { out.len() / 4 * 4 } else { 0 };
+            let token = super::tile::OneToken::new(x[0]).filter(|_| run.is_far());
+            let n = if token.is_some() { out.len() / 4 * 4 } else { 0 };
             let (by_four, others) = out.split_at_mut(n);
-            for (i, out) in by_four.as_chunks_mut::<4>().0.iter_mut().enumerate() {
-                *out = $four([0, 1, 2, 3].map(|k| run.row(4 * i + k)), tokens);
+            if let Some(token) = &token {
+                let run = run.by_four();
+                for (i, out) in by_four.as_chunks_mut::<4>().0.iter_mut().enumerate() {
+                    *out = $four([0, 1, 2, 3].map(|k| run.row(4 * i + k)), token);
+                }
             }
             if !others.is_empty() {
                 (BY_ONE.one)(&run.skip(n), x, others);

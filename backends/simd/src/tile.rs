@@ -77,13 +77,6 @@ impl<'a, const N: usize> Tokens<'a, N> {
     pub(super) fn new(views: [ActView<'a>; N], last: &'a Option<[LastTile; N]>) -> Self {
         Tokens { views, last: last.as_ref() }
     }
-
-    /// Whether all tiles of a row are complete.
-    #[cfg(target_arch = "x86_64")]
-    #[inline(always)]
-    pub(super) fn has_complete_tiles(&self) -> bool {
-        self.last.is_none()
-    }
 }
 
 /// Calls `f` for each tile of `BYTES` bytes of `row`, with the tokens' activations for the tile.
@@ -99,6 +92,29 @@ impl<'a, const N: usize> Tokens<'a, N> {
 pub(super) fn for_tiles<const BYTES: usize, const N: usize>(
     row: Row<'_>,
     x: Tokens<'_, N>,
+    f: impl FnMut(&[u8; BYTES], &[Q8Tile<'_>; N]),
+) {
+    for_tiles_prefetching(row, x, |at| row.prefetch_ahead::<BYTES>(at), f);
+}
+
+/// [`for_tiles`] for kernels that take longer than reading: they always prefetch into the first-level
+/// cache. The choice between two caches costs instructions and registers: Q4_K and Q6_K of AVX2 took 1.15 times
+/// as long (docs/measurements/cpu.md).
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+pub(super) fn for_tiles_near<const BYTES: usize, const N: usize>(
+    row: Row<'_>,
+    x: Tokens<'_, N>,
+    f: impl FnMut(&[u8; BYTES], &[Q8Tile<'_>; N]),
+) {
+    for_tiles_prefetching(row, x, |at| row.prefetch_near::<BYTES>(at), f);
+}
+
+#[inline(always)]
+fn for_tiles_prefetching<const BYTES: usize, const N: usize>(
+    row: Row<'_>,
+    x: Tokens<'_, N>,
+    prefetch: impl Fn(usize),
     mut f: impl FnMut(&[u8; BYTES], &[Q8Tile<'_>; N]),
 ) {
     let last_x = x.last;
@@ -113,7 +129,7 @@ pub(super) fn for_tiles<const BYTES: usize, const N: usize>(
     }
     let (tiles, rest) = row.bytes.as_chunks::<BYTES>();
     for i in 0..tiles.len() + usize::from(!rest.is_empty()) {
-        row.prefetch_ahead::<BYTES>(i * BYTES);
+        prefetch(i * BYTES);
         let last;
         let (tile, x) = if let Some(tile) = tiles.get(i) {
             let x = x.map(|x| Q8Tile {
@@ -140,28 +156,80 @@ pub(super) fn for_tiles<const BYTES: usize, const N: usize>(
     }
 }
 
-/// [`for_tiles`] for four rows of complete tiles, of a run that is far, and one token: `f` gets the
-/// tiles at the same place.
+/// The activations of one token for rows that are multiplied four at a time: complete tiles, and
+/// perhaps half a tile.
+#[cfg(target_arch = "x86_64")]
+pub(super) struct OneToken<'a> {
+    x: Q8View<'a>,
+    /// The half tile, twice: a kernel multiplies the last halves of two rows at once.
+    half: Option<LastTile>,
+}
+
+#[cfg(target_arch = "x86_64")]
+impl<'a> OneToken<'a> {
+    /// `None` if rows are empty or end with another part of a tile.
+    #[inline(always)]
+    pub(super) fn new(x: ActView<'a>) -> Option<Self> {
+        const HALF: usize = TILE / 2;
+        let x = x.q8();
+        let half = match x.q.len() % TILE {
+            0 if !x.q.is_empty() => None,
+            HALF => Some(LastTile {
+                q: twice(x.q.as_chunks::<TILE>().1),
+                d: twice(x.d.as_chunks::<{ TILE / 32 }>().1),
+                sum: twice(x.sum.as_chunks::<{ TILE / 32 }>().1),
+            }),
+            _ => return None,
+        };
+        Some(OneToken { x, half })
+    }
+
+    #[inline(always)]
+    pub(super) fn half(&self) -> Option<Q8Tile<'_>> {
+        self.half.as_ref().map(|LastTile { q, d, sum }| Q8Tile { q, d, sum })
+    }
+}
+
+/// [`for_tiles`] for the complete tiles of four rows of a run that is far, and one token: `f` gets the
+/// tiles at the same place. Returns the half tiles of `HALF` bytes; without them, their contents are
+/// unspecified.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
-pub(super) fn for_tiles_of_four<const BYTES: usize>(
-    rows: [Row<'_>; 4],
-    x: Tokens<'_, 1>,
+pub(super) fn for_tiles_of_four<'a, const BYTES: usize, const HALF: usize>(
+    rows: [Row<'a>; 4],
+    x: &OneToken<'_>,
     mut f: impl FnMut([&[u8; BYTES]; 4], &[Q8Tile<'_>; 1]),
-) {
-    let [x] = x.views.map(ActView::q8);
+) -> [&'a [u8; HALF]; 4] {
+    const { assert!(BYTES == 2 * HALF) };
+    let has_half = x.half.is_some();
+    let x = x.x;
     let (q, d, sum) = (x.q.as_chunks().0, x.d.as_chunks().0, x.sum.as_chunks().0);
     let n_tiles = q.len();
-    assert!(n_tiles * TILE == x.q.len() && d.len() == n_tiles && sum.len() == n_tiles);
+    let n_bytes = n_tiles * BYTES + if has_half { HALF } else { 0 };
+    assert!(d.len() == n_tiles && sum.len() == n_tiles);
     let tiles = rows.map(|row| row.bytes.as_chunks::<BYTES>().0);
     for (row, tiles) in rows.iter().zip(tiles) {
-        assert!(tiles.len() == n_tiles && row.bytes.len() == n_tiles * BYTES);
+        assert!(tiles.len() == n_tiles && row.bytes.len() == n_bytes);
     }
     for i in 0..n_tiles {
         rows.iter().for_each(|row| row.prefetch_far::<BYTES>(i * BYTES));
         let x = Q8Tile { q: &q[i], d: &d[i], sum: &sum[i] };
         f(tiles.map(|tiles| &tiles[i]), &[x]);
     }
+    if has_half {
+        rows.iter().for_each(|row| row.prefetch_far::<HALF>(n_tiles * BYTES));
+    }
+    rows.map(|row| row.bytes.last_chunk().expect("a row has half a tile at least"))
+}
+
+#[cfg(target_arch = "x86_64")]
+#[inline]
+fn twice<T: Copy + Default, const N: usize>(half: &[T]) -> [T; N] {
+    let mut out = [T::default(); N];
+    let (first, second) = out.split_at_mut(half.len());
+    first.copy_from_slice(half);
+    second.copy_from_slice(half);
+    out
 }
 
 #[inline]

@@ -5,7 +5,7 @@ use std::arch::x86_64::*;
 use hal::format::IQ4_CODES;
 
 use super::super::rows::Row;
-use super::super::tile::{Tokens, for_tiles, q3_scales, six_bits};
+use super::super::tile::{Tokens, for_tiles_near, q3_scales, six_bits};
 use super::vector::{load_bytes, load_half, look_up, one_scale};
 use super::{BySixteen, Products, SubBlockProducts, totals, vector};
 
@@ -33,7 +33,7 @@ fn nibbles(bytes: &[u8], at: usize) -> [__m256i; 2] {
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn q4_k<const N: usize>(row: Row<'_>, x: Tokens<'_, N>) -> [f32; N] {
     let mut acc = [_mm256_setzero_ps(); N];
-    for_tiles::<{ 2 * 144 }, N>(row, x, |tile, x| {
+    for_tiles_near::<{ 2 * 144 }, N>(row, x, |tile, x| {
         let (first, second) = (scales_and_mins(tile), scales_and_mins(&tile[144..]));
         let scales = [first.0, second.0];
         let mut products = Products::with_mins(scales, [first.1, second.1], x);
@@ -51,7 +51,7 @@ pub(super) fn q4_k<const N: usize>(row: Row<'_>, x: Tokens<'_, N>) -> [f32; N] {
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn q5_k<const N: usize>(row: Row<'_>, x: Tokens<'_, N>) -> [f32; N] {
     let mut acc = [_mm256_setzero_ps(); N];
-    for_tiles::<{ 2 * 176 }, N>(row, x, |tile, x| {
+    for_tiles_near::<{ 2 * 176 }, N>(row, x, |tile, x| {
         let (first, second) = (scales_and_mins(tile), scales_and_mins(&tile[176..]));
         let scales = [first.0, second.0];
         let mut products = Products::with_mins(scales, [first.1, second.1], x);
@@ -81,7 +81,7 @@ pub(super) fn q5_k<const N: usize>(row: Row<'_>, x: Tokens<'_, N>) -> [f32; N] {
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn q6_k<const N: usize>(row: Row<'_>, x: Tokens<'_, N>) -> [f32; N] {
     let mut acc = [_mm256_setzero_ps(); N];
-    for_tiles::<{ 2 * 210 }, N>(row, x, |tile, x| {
+    for_tiles_near::<{ 2 * 210 }, N>(row, x, |tile, x| {
         for half in 0..2 {
             let block = &tile[210 * half..][..210];
             let scales = BySixteen::of_bytes(load_half(block, 192), one_scale(&block[208..]));
@@ -113,7 +113,7 @@ fn bit_pairs(bytes: &[u8], at: usize) -> [__m256i; 4] {
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn q2_k<const N: usize>(row: Row<'_>, x: Tokens<'_, N>) -> [f32; N] {
     let mut acc = [_mm256_setzero_ps(); N];
-    for_tiles::<{ 2 * 84 }, N>(row, x, |tile, x| {
+    for_tiles_near::<{ 2 * 84 }, N>(row, x, |tile, x| {
         for half in 0..2 {
             let block = &tile[84 * half..][..84];
             // The low nibble of each byte is a scale, the high nibble a minimum.
@@ -136,7 +136,7 @@ pub(super) fn q2_k<const N: usize>(row: Row<'_>, x: Tokens<'_, N>) -> [f32; N] {
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn q3_k<const N: usize>(row: Row<'_>, x: Tokens<'_, N>) -> [f32; N] {
     let mut acc = [_mm256_setzero_ps(); N];
-    for_tiles::<{ 2 * 110 }, N>(row, x, |tile, x| {
+    for_tiles_near::<{ 2 * 110 }, N>(row, x, |tile, x| {
         for half in 0..2 {
             let block = &tile[110 * half..][..110];
             let scales = q3_scales(&block[96..108]);
@@ -185,7 +185,7 @@ fn iq4_scales(block: &[u8]) -> __m256 {
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn iq4_xs<const N: usize>(row: Row<'_>, x: Tokens<'_, N>) -> [f32; N] {
     let mut acc = [_mm256_setzero_ps(); N];
-    for_tiles::<{ 2 * 136 }, N>(row, x, |tile, x| {
+    for_tiles_near::<{ 2 * 136 }, N>(row, x, |tile, x| {
         let scales = [iq4_scales(tile), iq4_scales(&tile[136..])];
         let mut products = Products::new(scales, x);
         for pair in 0..8 {

@@ -5,7 +5,7 @@ use std::arch::x86_64::*;
 use hal::format::{E2M1_CODES, IQ4_CODES};
 
 use super::super::rows::Row;
-use super::super::tile::{Tokens, for_tiles};
+use super::super::tile::{Tokens, for_tiles, for_tiles_near};
 use super::vector::{load_bytes, look_up, nibbles, one_scale};
 use super::{Products, strided_scales, totals};
 
@@ -99,7 +99,7 @@ pub(super) fn q4_0<const N: usize>(row: Row<'_>, x: Tokens<'_, N>) -> [f32; N] {
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn q4_1<const N: usize>(row: Row<'_>, x: Tokens<'_, N>) -> [f32; N] {
     let mut acc = [_mm256_setzero_ps(); N];
-    for_tiles::<{ 16 * 20 }, N>(row, x, |tile, x| {
+    for_tiles_near::<{ 16 * 20 }, N>(row, x, |tile, x| {
         let (scales, mins) = scales_and_mins::<20>(tile);
         let mut products = Products::with_mins(scales, mins, x);
         for quad in 0..4 {
@@ -130,7 +130,7 @@ pub(super) fn q8_0<const N: usize>(row: Row<'_>, x: Tokens<'_, N>) -> [f32; N] {
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn q5_0<const N: usize>(row: Row<'_>, x: Tokens<'_, N>) -> [f32; N] {
     let mut acc = [_mm256_setzero_ps(); N];
-    for_tiles::<{ 16 * 22 }, N>(row, x, |tile, x| {
+    for_tiles_near::<{ 16 * 22 }, N>(row, x, |tile, x| {
         let scales = strided_scales::<22>(tile);
         let mut products = Products::with_mins(scales, as_mins(scales, 16.0), x);
         for quad in 0..4 {
@@ -146,7 +146,7 @@ pub(super) fn q5_0<const N: usize>(row: Row<'_>, x: Tokens<'_, N>) -> [f32; N] {
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn q5_1<const N: usize>(row: Row<'_>, x: Tokens<'_, N>) -> [f32; N] {
     let mut acc = [_mm256_setzero_ps(); N];
-    for_tiles::<{ 16 * 24 }, N>(row, x, |tile, x| {
+    for_tiles_near::<{ 16 * 24 }, N>(row, x, |tile, x| {
         let (scales, mins) = scales_and_mins::<24>(tile);
         let mut products = Products::with_mins(scales, mins, x);
         for quad in 0..4 {
@@ -162,7 +162,7 @@ pub(super) fn q5_1<const N: usize>(row: Row<'_>, x: Tokens<'_, N>) -> [f32; N] {
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn iq4_nl<const N: usize>(row: Row<'_>, x: Tokens<'_, N>) -> [f32; N] {
     let mut acc = [_mm256_setzero_ps(); N];
-    for_tiles::<{ 16 * 18 }, N>(row, x, |tile, x| {
+    for_tiles_near::<{ 16 * 18 }, N>(row, x, |tile, x| {
         let mut products = Products::new(strided_scales::<18>(tile), x);
         for pair in 0..8 {
             let codes = |k: usize| look_up(&IQ4_CODES, nibbles(tile, 18 * (2 * pair + k) + 2));
@@ -177,7 +177,7 @@ pub(super) fn iq4_nl<const N: usize>(row: Row<'_>, x: Tokens<'_, N>) -> [f32; N]
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn mxfp4<const N: usize>(row: Row<'_>, x: Tokens<'_, N>) -> [f32; N] {
     let mut acc = [_mm256_setzero_ps(); N];
-    for_tiles::<{ 16 * 17 }, N>(row, x, |tile, x| {
+    for_tiles_near::<{ 16 * 17 }, N>(row, x, |tile, x| {
         let mut products = Products::new(mxfp4_scales(tile), x);
         for quad in 0..4 {
             let codes = |k: usize| look_up(&E2M1_CODES, nibbles(tile, 17 * (4 * quad + k) + 1));
@@ -194,7 +194,7 @@ pub(super) fn mxfp4<const N: usize>(row: Row<'_>, x: Tokens<'_, N>) -> [f32; N] 
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn q1_0<const N: usize>(row: Row<'_>, x: Tokens<'_, N>) -> [f32; N] {
     let mut acc = [_mm256_setzero_ps(); N];
-    for_tiles::<{ 4 * 18 }, N>(row, x, |tile, x| {
+    for_tiles_near::<{ 4 * 18 }, N>(row, x, |tile, x| {
         let four = |block: usize| _mm256_castps256_ps128(one_scale(&tile[18 * block..]));
         let scales = [_mm256_set_m128(four(1), four(0)), _mm256_set_m128(four(3), four(2))];
         let mut products = Products::with_mins(scales, scales, x);

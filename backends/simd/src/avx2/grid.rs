@@ -6,7 +6,7 @@ use hal::format::{Format, grid as tables};
 
 use super::super::grid as plain;
 use super::super::rows::Row;
-use super::super::tile::{Q8Tile, Tokens, for_tiles};
+use super::super::tile::{Q8Tile, Tokens, for_tiles_near};
 use super::vector::{load_bytes, load_half, one_scale, store_ps};
 use super::{sum_pairs, totals};
 
@@ -372,7 +372,7 @@ macro_rules! dots {
         #[target_feature(enable = "avx2,fma,f16c")]
         pub(super) fn $name<const N: usize>(row: Row<'_>, x: Tokens<'_, N>) -> [f32; N] {
             let mut acc = [_mm256_setzero_ps(); N];
-            for_tiles::<{ 2 * $bytes }, N>(row, x, |tile, x| {
+            for_tiles_near::<{ 2 * $bytes }, N>(row, x, |tile, x| {
                 for (half, $block) in tile.as_chunks::<$bytes>().0.iter().enumerate() {
                     let $p = $parts($block);
                     multiply(half, $p.scales, x, &mut acc, |$i| $part);

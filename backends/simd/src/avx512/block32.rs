@@ -9,8 +9,8 @@ use std::arch::x86_64::*;
 use hal::format::{E2M1_CODES, IQ4_CODES};
 
 use super::super::rows::Row;
-use super::super::tile::{Tokens, for_tiles, for_tiles_of_four, shift_codes};
-use super::vector::{load_bytes, load_half, load_quarter, look_up};
+use super::super::tile::{OneToken, Tokens, for_tiles, for_tiles_of_four, shift_codes};
+use super::vector::{four_totals, load_bytes, load_half, load_quarter, look_up};
 use super::{Products, four_lanes_each, strided_scales, strided_words, totals};
 
 /// The codes of IQ4_NL and IQ4_XS plus 128, which makes them unsigned.
@@ -87,19 +87,22 @@ fn five_bits<const STRIDE: usize>(
     [add_high_bits(low, first), add_high_bits(high, second)]
 }
 
+/// For each of 16 blocks of `stride` bytes, the word of its quad that has its first byte.
+const fn starts_of_four(stride: usize) -> [u16; 32] {
+    let (mut starts, mut i) = ([0; 32], 0);
+    while i < 16 {
+        starts[i] = (i % 4 * stride / 2) as u16;
+        i += 1;
+    }
+    starts
+}
+
 /// The scales of 16 MXFP4 blocks, as in [`super::super::tile::e8m0_normal`].
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
 fn mxfp4_scales(tile: &[u8]) -> __m512 {
     // Blocks have 17 bytes, so the exponent of every second block is the upper byte of a word.
-    let pick: [u16; 32] = const {
-        let (mut pick, mut i) = ([0; 32], 0);
-        while i < 16 {
-            pick[i] = (i % 4 * 17 / 2) as u16;
-            i += 1;
-        }
-        pick
-    };
+    let pick = const { starts_of_four(17) };
     let pick = load_bytes(bytemuck::bytes_of(&pick), 0);
     let mut words = _mm512_setzero_si512();
     for quad in 0..4 {
@@ -129,41 +132,45 @@ pub(super) fn q4_0<const N: usize>(row: Row<'_>, x: Tokens<'_, N>) -> [f32; N] {
     totals(acc)
 }
 
-/// The scales of a Q4_0 tile, and the codes of each four blocks. One load has the scales of four
-/// blocks and the nibbles of three.
+/// Bytes of four blocks of Q4_0.
+const Q4_0_QUAD: usize = 4 * 18;
+
+/// The scales of 16 blocks of Q4_0, and the codes of each four. One load has the scales of four blocks
+/// and the nibbles of three.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-fn q4_0_scales_and_codes(tile: &[u8]) -> (__m512, [[__m512i; 2]; 4]) {
-    let pick: [u16; 32] = const {
-        let (mut pick, mut i) = ([0; 32], 0);
-        while i < 16 {
-            pick[i] = (i % 4 * 18 / 2) as u16;
-            i += 1;
-        }
-        pick
-    };
+fn q4_0_scales_and_codes(quads: [&[u8; Q4_0_QUAD]; 4]) -> (__m512, [[__m512i; 2]; 4]) {
+    let pick = const { starts_of_four(18) };
     let pick = load_bytes(bytemuck::bytes_of(&pick), 0);
     let (mut halves, mut codes) = (_mm512_setzero_si512(), [[_mm512_setzero_si512(); 2]; 4]);
     for (quad, codes) in codes.iter_mut().enumerate() {
-        let bytes = load_bytes(tile, 72 * quad);
+        let bytes = load_bytes(quads[quad], 0);
         halves = _mm512_mask_permutexvar_epi16(halves, 0b1111 << (4 * quad), pick, bytes);
-        *codes = join_nibbles::<18, 2>(bytes, load_quarter(tile, 72 * quad + 56));
+        *codes = join_nibbles::<18, 2>(bytes, load_quarter(quads[quad], 56));
     }
     (_mm512_cvtph_ps(_mm512_castsi512_si256(halves)), codes)
+}
+
+/// The parts of four blocks of `bytes`.
+#[inline]
+fn quads<const N: usize>(bytes: &[u8]) -> [&[u8; Q4_0_QUAD]; N] {
+    let all = bytes.as_chunks().0;
+    std::array::from_fn(|i| &all[i])
 }
 
 /// [`q4_0`] for four rows and one token, with the same bits. The rows share the loads and the order of
 /// the activations.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
-pub(super) fn q4_0_four(rows: [Row<'_>; 4], x: Tokens<'_, 1>) -> [[f32; 1]; 4] {
+pub(super) fn q4_0_four(rows: [Row<'_>; 4], x: &OneToken<'_>) -> [[f32; 1]; 4] {
     let mut acc = [[_mm512_setzero_ps(); 1]; 4];
-    for_tiles_of_four::<{ 16 * 18 }>(rows, x, |tiles, x| {
+    let eight = _mm512_set1_ps(8.0);
+    let rests = for_tiles_of_four::<{ 16 * 18 }, { 8 * 18 }>(rows, x, |tiles, x| {
         let mut codes = [[[_mm512_setzero_si512(); 2]; 4]; 4];
         let mut products = std::array::from_fn::<_, 4, _>(|r| {
-            let (scales, of_row) = q4_0_scales_and_codes(tiles[r]);
+            let (scales, of_row) = q4_0_scales_and_codes(quads(tiles[r]));
             codes[r] = of_row;
-            Products::with_mins(scales, _mm512_mul_ps(scales, _mm512_set1_ps(8.0)), x)
+            Products::with_mins(scales, _mm512_mul_ps(scales, eight), x)
         });
         for quad in 0..4 {
             for (products, codes) in products.iter_mut().zip(&codes) {
@@ -174,7 +181,21 @@ pub(super) fn q4_0_four(rows: [Row<'_>; 4], x: Tokens<'_, 1>) -> [[f32; 1]; 4] {
             products.add_to(acc);
         }
     });
-    acc.map(|acc| totals(acc))
+    if let Some(half) = x.half() {
+        for (acc, rests) in acc.as_chunks_mut::<2>().0.iter_mut().zip(rests.as_chunks::<2>().0) {
+            let ([a, b], [c, d]) = (quads(rests[0]), quads(rests[1]));
+            let (scales, codes) = q4_0_scales_and_codes([a, b, c, d]);
+            let both = Products::with_mins(scales, _mm512_mul_ps(scales, eight), &[half]);
+            for (row, (acc, mut products)) in acc.iter_mut().zip(both.of_two_rows()).enumerate() {
+                for quad in [2 * row, 2 * row + 1] {
+                    products.add_halves(quad, codes[quad], &[half]);
+                }
+                products.add_to(acc);
+            }
+        }
+    }
+    let [[a], [b], [c], [d]] = acc;
+    four_totals(a, b, c, d).map(|total| [total])
 }
 
 #[inline]

@@ -6,7 +6,7 @@ use hal::format::{Format, grid as tables, grid_codes};
 
 use super::super::grid as plain;
 use super::super::rows::Row;
-use super::super::tile::{Q8Tile, Tokens, for_tiles};
+use super::super::tile::{Q8Tile, Tokens, for_tiles_near};
 use super::vector::{load_bytes, load_half, load_quarter, mul, one_scale, splat, store_ps};
 use super::{SubBlockProducts, totals};
 
@@ -397,7 +397,7 @@ macro_rules! formats {
             #[target_feature(enable = "bmi2,avx512bw,avx512vl,avx512vnni")]
             pub(super) fn $name<const N: usize>(row: Row<'_>, x: Tokens<'_, N>) -> [f32; N] {
                 let mut acc = [_mm512_setzero_ps(); N];
-                for_tiles::<{ 2 * $bytes }, N>(row, x, |tile, x| {
+                for_tiles_near::<{ 2 * $bytes }, N>(row, x, |tile, x| {
                     for (half, block) in tile.as_chunks::<$bytes>().0.iter().enumerate() {
                         multiply(half, &$codes(block), x, &mut acc);
                     }

@@ -196,6 +196,19 @@ impl<const N: usize> Products<N> {
         self.sums[t] = fmadd(dot, factors, self.sums[t]);
     }
 
+    /// The products of each row, where the first half of the tile belongs to one row and the second
+    /// half to another. Their sums are in the lanes that they have with the row alone.
+    #[inline]
+    #[target_feature(enable = "avx512bw,avx512vl,avx512vnni")]
+    fn of_two_rows(self) -> [Self; 2] {
+        let (mut first, mut second) = (self.sums, self.sums);
+        for (first, second) in first.iter_mut().zip(&mut second) {
+            *second = _mm512_maskz_shuffle_f32x4::<0b00_00_11_10>(0x00FF, *second, *second);
+            *first = _mm512_maskz_mov_ps(0x00FF, *first);
+        }
+        [first, second].map(|sums| Self { factors: self.factors, sums })
+    }
+
     /// Adds the tile's sums to the row's sums. Separate sums per tile let tiles overlap in the
     /// CPU's pipeline.
     #[inline]

@@ -60,6 +60,19 @@ vector_ops! {
     }
     /// The sum of the lanes, in a fixed order.
     fn total(v: V) -> f32 { _mm512_reduce_add_ps(v) }
+    /// [`total`] of four vectors, with the same bits.
+    fn four_totals(a: V, b: V, c: V, d: V) -> [f32; 4] {
+        let fold = |a: V, b: V| {
+            let low = _mm512_shuffle_f32x4::<0b01_00_01_00>(a, b);
+            add(low, _mm512_shuffle_f32x4::<0b11_10_11_10>(a, b))
+        };
+        let v = halves(fold(a, b), fold(c, d));
+        let v = add(v, _mm512_permute_ps::<0b01_00_11_10>(v));
+        let v = add(v, _mm512_permute_ps::<0b10_11_00_01>(v));
+        let firsts = _mm512_castps512_ps128(_mm512_maskz_compress_ps(0x1111, v));
+        // SAFETY: both types have 16 bytes, and every bit pattern is valid.
+        unsafe { std::mem::transmute(firsts) }
+    }
 
     /// 64 bytes at `at`.
     fn load_bytes(from: &[u8], at: usize) -> __m512i {

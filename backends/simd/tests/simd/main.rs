@@ -121,9 +121,9 @@ fn dots_match_dequantised_values() {
 #[test]
 fn a_run_of_rows_gives_the_bits_of_each_row() {
     for kernels in all_kernels() {
-        // Less than a tile, one tile and a half, and three tiles.
+        // Half a tile, less than a tile, one tile and a half, and three tiles.
         for (format, n_blocks) in
-            weight_formats().flat_map(|format| [(format, 11), (format, 24), (format, 48)])
+            weight_formats().flat_map(|format| [8, 11, 24, 48].map(|n_blocks| (format, n_blocks)))
         {
             let (n, n_rows) = (n_blocks * format.block_values().max(32), 9);
             let bytes = quantized(format, &random(n * n_rows, 5));
